@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from array_api_compat import array_namespace
 
-PACKAGE = Path(__file__).resolve().parents[1] / "rtxarr"
+import rtxarr
+
+PACKAGE = Path(rtxarr.__path__[0])
 DEFAULT_BACKENDS = ("numpy", "numpy:readonly", "array_api_strict", "dask.array", "cupy")
 
 os.environ.setdefault("MPLBACKEND", "Agg")
