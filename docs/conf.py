@@ -1,0 +1,41 @@
+"""Sphinx configuration: pages in Markdown, the API reference from docstrings."""
+
+import os
+
+os.environ.setdefault("RTXARR_DEVICE", "cpu")  # the examples print CPU arrays
+
+import rtxarr
+
+project = "rtxarr"
+author = "the rtxarr developers"
+copyright = "the rtxarr developers"
+version = release = rtxarr.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.doctest",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+templates_path = ["_templates"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"rtxarr {release}"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings give types, with shapes
+autosummary_generate = True
+autosummary_ignore_module_all = False
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+doctest_global_setup = """
+import numpy as np
+import rtxarr as rx
+"""
