@@ -1,8 +1,7 @@
-"""Namespaces, devices, streams and memory: the one place that knows which array library holds what.
+"""Namespaces, devices, streams, memory and kernel launches: all contact with the array libraries.
 
-Only this file imports ``cupy``, ``numba``, ``numba.cuda``, ``cuda.core`` or ``array_api_compat``, and
-all but the NumPy part of the last on first use, so importing rtxarr needs no GPU, no driver and
-no CuPy.
+Only this file imports cupy, numba, cuda.core or array_api_compat, and all but the NumPy part of the
+last on first use, so importing rtxarr needs no GPU, no driver and no CuPy.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import contextvars
 import functools
 import logging
 import os
+import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
@@ -23,12 +23,14 @@ import numpy as np
 
 __all__ = [
     "Device",
+    "compile_ptx",
     "current_stream",
     "device",
     "device_of",
     "devices",
     "is_array",
     "is_device_array",
+    "launch",
     "memory_stats",
     "namespace",
     "stream",
@@ -429,8 +431,8 @@ def memory_stats(device: str | Device | None = None) -> dict[str, int]:
     -------
     dict
         ``used``: held by live arrays (on the CPU: this process's resident memory); ``pool``: kept
-        by the memory pool, used or not (on the CPU the same as ``used``); ``free`` and ``total``: of
-        the whole device, over all processes.
+        by the memory pool, used or not (on the CPU the same as ``used``); ``free`` and ``total``:
+        of the whole device, over all processes. Zero where the system does not say.
     """
     place = _resolve(device)
     if place.kind == "cpu":
@@ -448,14 +450,289 @@ def memory_stats(device: str | Device | None = None) -> dict[str, int]:
 
 
 def _host_memory() -> dict[str, int]:
-    page = os.sysconf("SC_PAGE_SIZE")
     try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        free, total = (page * os.sysconf(f"SC_{name}_PAGES") for name in ("AVPHYS", "PHYS"))
         with open("/proc/self/statm") as f:
-            used = int(f.read().split()[1]) * page
-        free = os.sysconf("SC_AVPHYS_PAGES") * page
-    except (OSError, ValueError):  # not Linux: the peak is the best the standard library offers
-        import resource
-
-        used, free = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
-    total = os.sysconf("SC_PHYS_PAGES") * page
+            used = page * int(f.read().split()[1])
+    except (AttributeError, OSError, ValueError):  # not Linux
+        used = free = total = 0
     return {"used": used, "pool": used, "free": free, "total": total}
+
+
+# --------------------------------------------------------------------------------- launching
+
+# numba's CUDA simulator runs kernels on NumPy arrays; numba reads the variable at import.
+_SIMULATING = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+
+_HALF = ("float16", "bfloat16")
+
+
+def __getattr__(name: str) -> Any:
+    """Import what kernel files need of numba when they first ask: ``cuda``, ``njit``, ..."""
+    if name in ("cuda", "intrinsic"):
+        try:
+            from numba import cuda
+            from numba.cuda.extending import intrinsic
+        except ImportError:
+            raise ImportError(f"GPU kernels need numba-cuda: {_INSTALL}") from None
+        value = cuda if name == "cuda" else intrinsic
+    elif name in ("njit", "types"):
+        import numba
+
+        value = getattr(numba, name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def runs_kernels(x: Any) -> bool:
+    """Tell whether ``launch`` takes the raw array ``x``: CuPy arrays, all in the simulator."""
+    return _SIMULATING or is_device_array(x)
+
+
+def launch(
+    kernel: Any, n_threads_or_grid: int | tuple, args: tuple, *, block: int | tuple | None = None
+) -> None:
+    """Start ``kernel`` on the current stream, compiling it for these argument types if need be.
+
+    Parameters
+    ----------
+    kernel : function or ``cuda.jit`` dispatcher
+        The dispatcher's ``fastmath`` and ``launch_bounds`` hold.
+    n_threads_or_grid : int or tuple of 1 to 3 ints
+        Without ``block``: how many threads must run along each axis; the last block reaches
+        past that, so the kernel guards its edge. With ``block``: how many blocks.
+        Zero anywhere starts nothing.
+    args : tuple
+        CuPy arrays of any strides, NumPy scalars, and Python bool, int (int64) and float
+        (float64). Arrays of float16 and bfloat16 reach the kernel as their uint16 bits; read
+        them with ``rtxarr.kernels._half``.
+    block : int or tuple, optional
+        Threads in a block, along each axis.
+
+    Notes
+    -----
+    Never synchronizes. A launch after the first with the same types costs a few microseconds
+    of host time, so nothing but the types is checked.
+    """
+    _launcher()(kernel, n_threads_or_grid, args, block)
+
+
+@functools.cache
+def _launcher() -> Any:
+    """Return the launching function, with all it needs bound."""
+    if _SIMULATING:
+        return _launch_simulated
+    cupy = _cupy()
+    if not _gpu_count():
+        raise RuntimeError(_missing_gpu("cuda:0"))
+    try:
+        from cuda import core
+    except ImportError:
+        raise ImportError(f"GPU kernels need cuda-core: {_INSTALL}") from None
+
+    gpu_array = cupy.ndarray
+    current_device = cupy.cuda.runtime.getDevice
+    current_stream = cupy.cuda.get_current_stream
+    start, streams, kernels, configs = core.launch, {0: core.LEGACY_DEFAULT_STREAM}, {}, {}
+    thread = threading.local()
+
+    def launch(kernel, n_threads_or_grid, args, block):
+        try:
+            config = configs[n_threads_or_grid, block]
+        except KeyError:
+            if len(configs) >= 4096:
+                configs.clear()
+            shape = launch_shape(n_threads_or_grid, block)
+            config = shape and core.LaunchConfig(grid=shape[0], block=shape[1])
+            configs[n_threads_or_grid, block] = config
+        if config is None:
+            return
+        device_id = current_device()
+        key = [kernel, device_id]
+        flat = []
+        for x in args:
+            kind = type(x)
+            if kind is gpu_array:
+                memory = x.data
+                key += (x.dtype, x.ndim, x._c_contiguous, memory.device_id)
+                flat += (0, 0, x.size, x.itemsize, memory.ptr, *x.shape, *x.strides)
+            else:
+                key.append(kind)
+                flat.append(x)
+        key = tuple(key)
+        try:
+            loaded = kernels[key]
+        except KeyError:
+            loaded = kernels[key] = _load_kernel(kernel, args, device_id)
+        # The driver wants the context current in each thread; CuPy sets it only when it is used.
+        if getattr(thread, "device_id", None) != device_id:
+            core.Device(device_id).set_current()
+            thread.device_id = device_id
+        pointer = current_stream().ptr
+        try:
+            on = streams[pointer]
+        except KeyError:
+            if len(streams) >= 64:
+                streams.clear()
+                streams[0] = core.LEGACY_DEFAULT_STREAM
+            on = streams[pointer] = core.Stream.from_handle(pointer)
+        start(on, config, loaded, *flat)
+
+    return launch
+
+
+def launch_shape(n: int | tuple, block: int | tuple | None) -> tuple[tuple, tuple] | None:
+    """Return (grid, block) for ``launch``'s arguments; None when there is nothing to run."""
+    n = n if isinstance(n, tuple) else (n,)
+    if min(n) < 0:
+        raise ValueError(f"n_threads_or_grid must not be negative, got {n}")
+    if min(n) == 0:
+        return None
+    if block is None:
+        # 256 threads: warps lie along the first axis, the rest of the block along the second.
+        first = 256 if len(n) == 1 else min(256, 1 << (n[0] - 1).bit_length())
+        block = (first, *(256 // first,) * (len(n) > 1), *(1,) * (len(n) > 2))
+        n = tuple(-(-size // width) for size, width in zip(n, block, strict=True))
+    block = block if isinstance(block, tuple) else (block,)
+    if n[0] >= 2**31 or max(n[1:], default=1) > 65535:
+        raise ValueError(f"a grid holds at most (2**31 - 1, 65535, 65535) blocks, got {n}")
+    return n, block
+
+
+def _launch_simulated(kernel: Any, n: int | tuple, args: tuple, block: int | tuple | None) -> None:
+    shape = launch_shape(n, block)
+    if shape is None:
+        return
+    cuda = sys.modules[__name__].cuda
+    if not hasattr(kernel, "__getitem__"):
+        kernel = cuda.jit(kernel)
+    kernel[shape](*(x.view(np.uint16) if getattr(x, "dtype", None) in _HALF else x for x in args))
+
+
+# A description of one argument: (dtype name, dimensions, "C" or "A"), or a scalar's dtype name.
+Signature = tuple[str | tuple[str, int, str], ...]
+
+
+def signature_of(args: tuple) -> Signature:
+    """Describe arguments of ``launch`` the way ``compile_ptx`` wants them."""
+    return tuple(_describe(x) for x in args)
+
+
+def _describe(x: Any) -> str | tuple[str, int, str]:
+    if isinstance(x, (bool, int, float)):
+        return {bool: "bool", int: "int64", float: "float64"}[type(x)]
+    if isinstance(x, np.generic):
+        return x.dtype.name
+    if is_array(x):
+        return x.dtype.name, x.ndim, "C" if x.flags.c_contiguous else "A"
+    raise TypeError(f"a kernel takes arrays and numbers, got {type(x).__name__}")
+
+
+def _numba_type(described: str | tuple[str, int, str]) -> Any:
+    from numba import types
+
+    if isinstance(described, str):
+        return types.boolean if described == "bool" else getattr(types, described)
+    name, n_dims, layout = described
+    element = "uint16" if name in _HALF else {"bool": "boolean"}.get(name, name)
+    return types.Array(getattr(types, element), n_dims, layout)
+
+
+def compile_ptx(kernel: Any, args_signature: Signature, cc: tuple[int, int]) -> tuple[str, str]:
+    """Compile ``kernel`` to PTX; needs no GPU and no driver.
+
+    Parameters
+    ----------
+    kernel : function or ``cuda.jit`` dispatcher
+    args_signature : tuple
+        For each argument ``(dtype name, n_dims, "C" or "A")``, or a scalar's dtype name: what
+        ``signature_of(args)`` gives.
+    cc : tuple of int
+        Compute capability, such as (9, 0).
+
+    Returns
+    -------
+    name, ptx : str
+        The entry point's name and the text.
+    """
+    from numba import types
+
+    cuda = sys.modules[__name__].cuda
+    options = getattr(kernel, "targetoptions", {})
+    options = {name: options[name] for name in ("fastmath", "launch_bounds") if options.get(name)}
+    ptx, _ = cuda.compile(
+        getattr(kernel, "py_func", kernel),
+        types.void(*map(_numba_type, args_signature)),
+        device=False,
+        abi="numba",
+        cc=cc,
+        **options,
+    )
+    return re.search(r"\.visible \.entry (\w+)", ptx).group(1), ptx
+
+
+def assemble(ptx: str, cc: tuple[int, int]) -> tuple[bytes, str]:
+    """Assemble PTX to a cubin with nvJitLink; needs no GPU and no driver.
+
+    Doing so here rather than in the driver lets a toolkit newer than the driver work.
+
+    Returns
+    -------
+    cubin : bytes
+    log : str
+        The assembler's report: registers and spilled bytes.
+    """
+    from cuda.bindings import nvjitlink
+
+    handle = nvjitlink.create(2, [f"-arch=sm_{cc[0]}{cc[1]}", "-verbose"])
+    try:
+        text = ptx.encode() + b"\0"
+        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, text, len(text), "kernel")
+        nvjitlink.complete(handle)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+        log = bytearray(nvjitlink.get_info_log_size(handle))
+        if log:
+            nvjitlink.get_info_log(handle, log)
+    finally:
+        nvjitlink.destroy(handle)
+    return bytes(cubin), log.decode(errors="replace").rstrip("\0")
+
+
+def _load_kernel(kernel: Any, args: tuple, device_id: int) -> Any:
+    """Return the loaded ``cuda.core`` kernel, from the disk cache or freshly compiled."""
+    from cuda import core
+
+    from rtxarr.kernels import _cache
+
+    for x in args:
+        if is_device_array(x) and x.data.device_id != device_id:
+            raise ValueError(
+                f"an array is on cuda:{x.data.device_id} but the current device is "
+                f"cuda:{device_id}; enter `with rx.device('cuda:{x.data.device_id}')`"
+            )
+        if isinstance(x, np.ndarray):
+            raise TypeError("a kernel takes CuPy arrays, got a NumPy array; move it with to_device")
+    gpu = core.Device(device_id)
+    gpu.set_current()
+    cc = tuple(gpu.compute_capability)
+    signature = signature_of(args)
+    options = getattr(kernel, "targetoptions", {})
+    key = _cache.fingerprint(
+        kernel,
+        signature,
+        cc,
+        options.get("fastmath"),
+        options.get("launch_bounds"),
+        *(version(name) for name in ("numba-cuda", "numba", "cuda-bindings")),
+    )
+    found = _cache.load(key)
+    if found is None:
+        name, ptx = compile_ptx(kernel, signature, cc)
+        found = name, assemble(ptx, cc)[0]
+        _cache.store(key, *found)
+    name, cubin = found
+    return core.ObjectCode.from_cubin(cubin).get_kernel(name)

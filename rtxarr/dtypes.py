@@ -20,6 +20,7 @@ The default types are NumPy's on every device: float64, int64, complex128 and bo
 
 from __future__ import annotations
 
+import builtins
 import functools
 from dataclasses import dataclass
 from types import ModuleType
@@ -74,11 +75,12 @@ DTYPES: dict[str, type] = {
 _BF16 = np.dtype(bfloat16)
 _F16 = np.dtype("float16")
 _F32 = np.dtype("float32")
+_HALF = (_F16, _BF16)
 # What bfloat16 holds exactly; and what holds every bfloat16.
 _INTO_BF16 = frozenset(("bool", "int8", "uint8", "bfloat16"))
 _FROM_BF16 = frozenset(("bfloat16", "float32", "float64", *_COMPLEX))
 
-_PY_BOOL = type(True)
+_PY_BOOL = builtins.bool
 _PY_SCALARS = (_PY_BOOL, int, float, complex)
 
 
@@ -209,7 +211,7 @@ def is_inexact(dtype: Any) -> _PY_BOOL:
 
 def is_half(dtype: Any) -> _PY_BOOL:
     """Tell whether ``dtype`` is float16 or bfloat16."""
-    return dtype == _F16 or dtype == _BF16
+    return dtype in _HALF
 
 
 def accumulator(dtype: Any) -> Any:
