@@ -1,0 +1,366 @@
+"""The backward pass: nodes newest first, contributions in a fixed order."""
+
+from heapq import heappop, heappush
+
+import numpy as np
+
+from rtxarr import _device
+from rtxarr.autograd._mode import OFF, state
+from rtxarr.autograd._op import checksum
+from rtxarr.autograd._tape import Leaf, Node, Tensor, make_tensor
+from rtxarr.dtypes import is_inexact
+
+_FREED = object()
+
+
+class Samples:
+    """Leaves whose gradient is wanted for each sample; see ``per_sample_grads``."""
+
+    def __init__(self, leaves, norms_only=False):
+        self.leaves = leaves
+        self.grads = {}
+
+    def take(self, plan, k, leaf, g, saved):
+        """Collect the per-sample gradient of tracked argument ``k`` instead of its sum."""
+        rule = plan.per_sample_calls[k]
+        if rule is None:
+            argument = plan.op.variadic or plan.op.arg_names[plan.tracked[k]]
+            raise TypeError(
+                f"{plan.op.name}() has no per-sample rule for {argument!r}; use linear, conv, "
+                "embedding or normalization layers, or add one with defper_sample"
+            )
+        grad = rule(g, saved)
+        known = self.grads.get(leaf)
+        self.grads[leaf] = grad if known is None else known + grad
+
+
+def accumulate_leaves(tensor, grad, *, retain_graph=False, samples=None):
+    """Run the tape below ``tensor`` and add to the ``grad`` of its leaves."""
+    if tensor.node is None:
+        raise RuntimeError("backward() needs a tensor that requires_grad, this one does not")
+    g = _starting_gradient(tensor, grad)
+    leaves = _run([(tensor, g)], None, False, retain_graph, samples)
+    for leaf, g in leaves.items():
+        g = _own(g)
+        leaf.grad = g if leaf.grad is None else leaf.grad + g
+
+
+def gradients(outputs, inputs, grads=None, *, create_graph=False, retain_graph=None):
+    """Give the gradients of ``outputs`` with respect to ``inputs``.
+
+    Parameters
+    ----------
+    outputs, inputs : sequence of Tensor
+    grads : sequence of array or Tensor, optional
+        One for each output, of its shape; ones for scalar outputs when left out.
+    create_graph : bool, default False
+        Record the backward pass, so that the result can be differentiated again.
+    retain_graph : bool, default the value of ``create_graph``
+        Keep what the graph saved for another pass.
+
+    Returns
+    -------
+    list of array (Tensor when ``create_graph``) or None
+        None for an input that the outputs do not depend on.
+    """
+    outputs, inputs = list(outputs), list(inputs)
+    grads = [None] * len(outputs) if grads is None else list(grads)
+    if len(grads) != len(outputs):
+        raise ValueError(f"grads must have one entry for each output, got {len(grads)}")
+    for place, tensor in enumerate(inputs):
+        if not isinstance(tensor, Tensor) or tensor.node is None:
+            raise ValueError(f"inputs[{place}] must be a Tensor that requires_grad")
+    pairs = [
+        (tensor, _starting_gradient(tensor, g))
+        for tensor, g in zip(outputs, grads, strict=True)
+        if isinstance(tensor, Tensor) and tensor.node is not None
+    ]
+    retain = create_graph if retain_graph is None else retain_graph
+    wanted = {(tensor.node, tensor.slot): None for tensor in inputs}
+    found = _run(pairs, wanted, create_graph, retain, None)
+    return [found.get((tensor.node, tensor.slot)) for tensor in inputs]
+
+
+def _starting_gradient(tensor, grad):
+    data = tensor.data
+    if grad is None:
+        if data.size != 1 or np.dtype(data.dtype).kind == "c":
+            raise ValueError(
+                "grad must be given for an output that is not a real scalar, got shape "
+                f"{data.shape} and dtype {data.dtype}"
+            )
+        return _device.namespace(data).ones_like(data)
+    if not isinstance(grad, Tensor):
+        xp = _device.namespace(data)
+        grad = xp.asarray(grad, dtype=None if hasattr(grad, "dtype") else data.dtype)
+    if grad.shape != data.shape:
+        raise ValueError(f"grad must have the output's shape {data.shape}, got {grad.shape}")
+    return grad
+
+
+def reaches_other_leaves(outputs, inputs):
+    """Tell whether the graph of ``outputs`` reaches a leaf without passing ``inputs``."""
+    stop = {tensor.node for tensor in inputs}
+    stack = [t.node for t in outputs if isinstance(t, Tensor) and t.node is not None]
+    seen = set(stop)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if type(node) is Leaf:
+            return True
+        stack.extend(edge[0] for edge in node.edges)
+    return False
+
+
+def _needed(outputs, wanted):
+    """Nodes on a path from ``outputs`` to a wanted node (both ends included)."""
+    needed = {node for node, _ in wanted}
+    order, seen, stack = [], set(), [t.node for t, _ in outputs]
+    while stack:
+        node = stack.pop()
+        if node in seen or type(node) is Leaf:
+            continue
+        seen.add(node)
+        order.append(node)
+        stack.extend(edge[0] for edge in node.edges)
+    order.sort(key=lambda node: -node.order)  # oldest first: inputs before what uses them
+    for node in order:
+        if any(edge[0] in needed for edge in node.edges):
+            needed.add(node)
+    return needed
+
+
+def _run(outputs, wanted, create_graph, retain_graph, samples):
+    """Propagate ``(tensor, gradient)`` pairs; give leaf gradients, or the wanted ones."""
+    needed = None if wanted is None else _needed(outputs, wanted)
+    grads: dict = {}  # node -> gradient (list of them for several outputs)
+    owned: set = set()  # targets whose buffer was allocated here, so may be added into
+    masks: dict = {}  # node -> elements outside which the gradient is structurally zero
+    found: dict = {}  # leaf, or wanted (node, slot) -> gradient
+    heap: list = []
+    previous = state.mode
+    if not create_graph:
+        state.mode = OFF
+    try:
+        for tensor, g in outputs:
+            if needed is None or tensor.node in needed:
+                _deliver(tensor.node, tensor.slot, g, None, grads, owned, masks, heap, create_graph)
+        while heap:
+            node = heappop(heap)[1]
+            g = grads.pop(node)
+            mask = masks.pop(node, None) if masks else None
+            if wanted is not None:
+                _collect(node, g, wanted, found)
+            if needed is not None and not any(edge[0] in needed for edge in node.edges):
+                continue
+            plan = node.plan
+            op = plan.op
+            saved = node.saved
+            if type(saved) is not tuple:
+                saved = _restore(node, saved)
+            for counter, version in node.guards:
+                if type(counter) is list:
+                    if counter[0] != version:
+                        _refuse_changed(op, counter[0], version)
+                elif checksum(counter) != version:
+                    _refuse_changed(op, "other contents", "the saved ones")
+            if create_graph:
+                saved = _as_tensors(node, saved)
+            conjugate = op.holomorphic and _is_complex(g)
+            if conjugate:
+                g = _conj(g)
+            if plan.call is not None:
+                given = plan.call(g, saved)
+                given = [given[i] for i in plan.tracked]
+            for k, (target, slot, shape, dtype) in enumerate(node.edges):
+                if needed is not None and target not in needed:
+                    continue
+                if samples is not None and target in samples.leaves:
+                    samples.take(plan, k, target, g, saved)
+                    continue
+                gx = given[k] if plan.call is not None else plan.calls[k](g, saved)
+                if gx is None:
+                    continue
+                if conjugate:
+                    gx = _conj(gx)
+                passed = None
+                if mask is not None or plan.mask_calls[k] is not None:
+                    gx, passed = _route_mask(plan, k, g, gx, mask, saved, shape)
+                if gx.shape != shape:
+                    gx = unbroadcast(gx, shape)
+                if gx.dtype is not dtype and gx.dtype != dtype:
+                    gx = _cast(gx, dtype)
+                _deliver(target, slot, gx, passed, grads, owned, masks, heap, create_graph)
+            if not retain_graph:
+                node.saved = _FREED
+    finally:
+        state.mode = previous
+    if wanted is None:
+        return {leaf: g for leaf, g in grads.items()}
+    for leaf, g in grads.items():
+        if (leaf, 0) in wanted:
+            found[leaf, 0] = g
+    return found
+
+
+def _deliver(target, slot, g, mask, grads, owned, masks, heap, create_graph):
+    """Add ``g`` to what output ``slot`` of ``target`` has received so far."""
+    known = grads.get(target)
+    if type(target) is Node and target.outputs is not None:
+        if known is None:
+            known = grads[target] = [None] * len(target.outputs)
+            heappush(heap, (target.order, target))
+        known[slot] = g if known[slot] is None else known[slot] + g
+        return
+    if known is None:
+        grads[target] = g
+        if type(target) is Node:
+            heappush(heap, (target.order, target))
+            if mask is not None:
+                masks[target] = mask
+        return
+    if create_graph:
+        grads[target] = known + g
+    elif target in owned:
+        known += g
+        grads[target] = known
+    else:
+        grads[target] = known + g
+        owned.add(target)
+    if masks and target in masks:
+        if mask is None:
+            del masks[target]
+        else:
+            masks[target] = masks[target] | mask
+
+
+def _collect(node, g, wanted, found):
+    if node.outputs is None:
+        if (node, 0) in wanted:
+            found[node, 0] = g
+        return
+    for slot, part in enumerate(g):
+        if (node, slot) in wanted and part is not None:
+            found[node, slot] = part
+
+
+def _restore(node, saved):
+    """Give the saved values of a node that does not hold them itself."""
+    if saved is _FREED:
+        raise RuntimeError(
+            f"the graph was freed by an earlier backward pass (at {node.plan.op.name}); pass "
+            "retain_graph=True to run through it twice"
+        )
+    return saved.recompute(node)
+
+
+def _refuse_changed(op, now, then):
+    raise RuntimeError(
+        f"a tensor saved for the gradient of {op.name}() was changed in place: it is at "
+        f"version {now}, but version {then} was saved"
+    )
+
+
+def _as_tensors(node, saved):
+    """Wrap saved inputs and outputs in tensors that stand at their place in the graph."""
+    plan = node.plan
+    edges = dict(zip(plan.tracked, node.edges, strict=True))
+
+    def at(index, value):
+        edge = edges.get(index)
+        return value if edge is None else make_tensor(value, edge[0], edge[1], None)
+
+    wrapped = []
+    for value, origin in zip(saved, plan.inputs, strict=True):
+        if origin == "out":
+            if node.outputs is None:
+                value = make_tensor(value, node, 0, None)
+            else:
+                value = tuple(
+                    make_tensor(v, node if is_inexact(v.dtype) else None, slot, None)
+                    for slot, v in enumerate(value)
+                )
+        elif isinstance(origin, int):
+            value = at(origin, value)
+        elif origin is not None:  # the variadic arrays
+            first = len(plan.op.arg_names)
+            value = tuple(at(first + i, v) for i, v in enumerate(value))
+        wrapped.append(value)
+    return tuple(wrapped)
+
+
+def _is_complex(g):
+    if type(g) is list:
+        return any(part is not None and _is_complex(part) for part in g)
+    dtype = g.dtype
+    return dtype.kind == "c" if isinstance(dtype, np.dtype) else "complex" in str(dtype)
+
+
+def _conj(g):
+    from rtxarr import ops
+
+    if type(g) in (list, tuple):
+        return [None if part is None else _conj(part) for part in g]
+    return ops.conj(g)
+
+
+def _cast(g, dtype):
+    from rtxarr import ops
+
+    if _is_complex(g) and "complex" not in str(dtype):
+        g = ops.real(g)
+    return ops.astype(g, dtype, copy=False)
+
+
+def unbroadcast(g, shape):
+    """Sum ``g`` over the axes along which an array of ``shape`` was broadcast."""
+    from rtxarr import ops
+
+    extra = g.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(
+        extra + i for i, n in enumerate(shape) if n == 1 and g.shape[extra + i] != 1
+    )
+    if extra < 0 or any(
+        n not in (1, g.shape[extra + i]) for i, n in enumerate(shape)
+    ):  # a mistake in a rule, also a user's
+        g = ops.broadcast_to(g, shape)
+        return g
+    if axes:
+        g = ops.sum(g, axis=axes, keepdims=True)
+    return g if g.shape == shape else ops.reshape(g, shape)
+
+
+def _own(g):
+    """Give ``g`` as an array that shares no element with itself (not a broadcast view)."""
+    strides = getattr(g, "strides", None)
+    if strides and 0 in strides and g.size > 1:
+        return _device.namespace(g).asarray(g, copy=True)
+    return g
+
+
+def _route_mask(plan, k, g, gx, mask, saved, shape):
+    """Zero what ``where`` masked out and say which elements of the input remain."""
+    from rtxarr import ops
+
+    op = plan.op
+    if plan.mask_calls[k] is not None:
+        chosen = ops.broadcast_to(plan.mask_calls[k](g, saved), g.shape)
+        mask = chosen if mask is None else mask & chosen
+    if op.elementwise:
+        gx = ops.where(mask, gx, 0)
+        passed = mask
+    elif op.movement and plan.call is None:
+        counts = plan.calls[k](ops.astype(mask, ops.float32), _raw(saved))
+        passed = counts != 0
+    else:
+        return gx, None
+    passed = passed.data if isinstance(passed, Tensor) else passed
+    if passed.shape != shape:
+        passed = unbroadcast(ops.astype(passed, ops.float32), shape) != 0
+    return gx, passed
+
+
+def _raw(saved):
+    return tuple(value.data if isinstance(value, Tensor) else value for value in saved)

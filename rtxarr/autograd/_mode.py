@@ -1,0 +1,95 @@
+"""Thread-local switches of the tape: recording, and what to do with each new node."""
+
+import functools
+import threading
+from collections.abc import Callable
+from contextlib import ContextDecorator
+
+OFF, ON, OBSERVED = 0, 1, 2
+
+
+class _State(threading.local):
+    mode = ON  # OFF: no nodes; ON: nodes; OBSERVED: nodes, each shown to what follows
+    frame = None  # the checkpoint whose nodes are being made
+    checksums = False  # guard saved arrays by their contents too
+
+
+state = _State()
+
+
+def _recording_mode():
+    return OBSERVED if state.checksums or state.frame is not None else ON
+
+
+def is_recording() -> bool:
+    """Tell whether operations on tensors are being recorded in this thread."""
+    return state.mode != OFF
+
+
+class _Recording(ContextDecorator):
+    """Set recording inside a ``with`` block or a decorated function; nests and restores."""
+
+    def __init__(self, on: bool):
+        self._on = on
+        self._previous: list[int] = []
+
+    def __enter__(self):
+        self._previous.append(state.mode)
+        state.mode = _recording_mode() if self._on else OFF
+        return self
+
+    def __exit__(self, *exc):
+        state.mode = self._previous.pop()
+        return False
+
+    def _recreate_cm(self):
+        return type(self)(self._on)
+
+
+def no_grad(function: Callable | None = None):
+    """Switch recording off: as a ``with`` block, ``@no_grad`` or ``@no_grad()``.
+
+    Examples
+    --------
+    >>> import rtxarr as rx
+    >>> x = rx.Tensor(rx.ones(3), requires_grad=True)
+    >>> with rx.no_grad():
+    ...     y = x * 2
+    >>> y.requires_grad
+    False
+    """
+    return _Recording(False) if function is None else _decorate(function, False)
+
+
+def enable_grad(function: Callable | None = None):
+    """Switch recording on, also inside a ``no_grad`` block."""
+    return _Recording(True) if function is None else _decorate(function, True)
+
+
+def _decorate(function, on):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        with _Recording(on):
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+class watching:
+    """Set the active checkpoint ``frame`` (or None), or ``checksums``, for a ``with`` block."""
+
+    def __init__(self, **switches):
+        self._switches = switches
+
+    def __enter__(self):
+        self._previous = {name: getattr(state, name) for name in (*self._switches, "mode")}
+        for name, value in self._switches.items():
+            setattr(state, name, value)
+        if state.mode != OFF:
+            state.mode = _recording_mode()
+        return self
+
+    def __exit__(self, *exc):
+        for name, value in self._previous.items():
+            setattr(state, name, value)
+        return False

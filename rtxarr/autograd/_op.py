@@ -1,0 +1,422 @@
+"""Turn a plain array function into a differentiable operation.
+
+An operation is a function over raw arrays plus a rule for each array argument. A rule is
+called with the gradient ``g`` of the output and whatever else it names:
+
+====================  ==========================================================
+parameter of a rule   value
+====================  ==========================================================
+``g`` (first)         gradient of the output; a tuple when there are several
+``out``               the output (saved)
+an argument's name    that argument (saved)
+``NAME_shape``        the shape of argument ``NAME`` (its array is not saved)
+``NAME_dtype``        the dtype of argument ``NAME``
+``needs``             joint rules only: for each argument, whether it is tracked
+====================  ==========================================================
+
+Only what the rules of the tracked arguments name is kept until the backward pass. Rules
+are written with operators and ``rtxarr`` functions, so that they run on raw arrays (first
+order), on tensors (higher order) and on tracers alike. A rule may leave its gradient in the
+broadcast shape and in another real dtype: the engine sums and casts it to the argument's.
+For holomorphic operations on complex arrays a rule is written as for real ones; the engine
+conjugates ``g`` before it and the result after it, so the gradient points uphill.
+"""
+
+import functools
+import inspect
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from rtxarr.autograd._mode import OBSERVED, OFF, state
+from rtxarr.autograd._tape import Node, Tensor, _store, make_tensor
+from rtxarr.autograd._tape import raw as raw_of
+from rtxarr.dtypes import is_inexact
+
+OPS: dict[str, "Op"] = {}
+
+
+class Op:
+    """A differentiable operation: forward function, rules, and how its gradient travels.
+
+    Attributes
+    ----------
+    elementwise : bool
+        Output element ``i`` depends on input element ``i`` alone, so a gradient that
+        ``where`` masked out stays masked.
+    movement : bool
+        The rule only moves gradient elements about (or adds them up).
+    view : bool
+        The output may share the first argument's memory.
+    holomorphic : bool
+        See the module's docstring.
+    masks : dict
+        For each argument that the operation selects from, a rule for the mask of the
+        elements it took.
+    per_sample : dict
+        For each argument, a rule giving one gradient for each leading index of the batch.
+    """
+
+    def __init__(self, fwd, *, elementwise, movement, view, holomorphic):
+        self.fwd = fwd
+        self.name = fwd.__name__
+        self.elementwise = elementwise
+        self.movement = movement
+        self.view = view
+        self.holomorphic = holomorphic
+        self.rules: dict[str, Callable] = {}
+        self.joint: Callable | None = None
+        self.masks: dict[str, Callable] = {}
+        self.per_sample: dict[str, Callable] = {}
+        self.plans: dict[tuple, _Plan] = {}
+        parameters = inspect.signature(fwd).parameters.values()
+        self.arg_names = [p.name for p in parameters if p.kind in _POSITIONAL]
+        self.variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self.n_args = -1 if self.variadic else len(self.arg_names)
+        self.static_names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+    def __repr__(self):
+        return f"<Op {self.name}>"
+
+    def plan(self, pattern):
+        """What to save and which rules to run when the arguments in ``pattern`` are tracked."""
+        plan = self.plans.get(pattern)
+        if plan is None:
+            plan = self.plans[pattern] = _Plan(self, pattern)
+        return plan
+
+    def bind(self, args, kwargs):
+        """Move positional parameters given by keyword (or left out) to their places."""
+        names = self.arg_names
+        if self.variadic is not None:
+            return args
+        if len(args) > len(names):
+            raise TypeError(f"{self.name}() takes {len(names)} positional arguments, got {len(args)}")
+        args = list(args)
+        for name in names[len(args) :]:
+            if name in kwargs:
+                args.append(kwargs.pop(name))
+            elif name in self.defaults:
+                args.append(self.defaults[name])
+            else:
+                raise TypeError(f"{self.name}() is missing its argument {name!r}")
+        return args
+
+
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
+
+class _Plan:
+    """Straight-line code for one operation and one choice of tracked arguments.
+
+    ``save(raw, out, static)`` gives the tuple to keep; ``calls[k](g, saved)`` the gradient of
+    tracked argument ``k``, or ``call(g, saved)`` the sequence of all of them (joint rules).
+    ``inputs`` lists, for each saved value, the argument it is, ``"out"`` or None.
+    """
+
+    def __init__(self, op, tracked):
+        self.op = op
+        self.tracked = tracked
+        self._sources: list[str] = []  # expressions, in the order they are saved
+        self.inputs: list = []
+        self._environment: dict = {"default": op.defaults}
+        self.call = None
+        self.calls = []
+        self.mask_calls: list = []
+        self.per_sample_calls: list = []
+        if op.joint is not None:
+            needs = tuple(i in tracked for i in range(max((*tracked, len(op.arg_names) - 1)) + 1))
+            self.call = self._compile(op.joint, needs)
+        for argument in tracked:
+            name = op.variadic or op.arg_names[argument]
+            if op.joint is None:
+                if name not in op.rules:
+                    raise TypeError(f"{op.name}() is not differentiable in its argument {name!r}")
+                self.calls.append(self._compile(op.rules[name]))
+            self.mask_calls.append(self._compile(op.masks[name]) if name in op.masks else None)
+            rule = op.per_sample.get(name)
+            self.per_sample_calls.append(self._compile(rule) if rule else None)
+        body = "".join(source + ", " for source in self._sources)
+        self.save = eval(f"lambda raw, out, static: ({body})", self._environment)
+        self.guarded = [i for i in self.inputs if isinstance(i, int)]
+        self.saves_out = "out" in self.inputs
+
+    def _compile(self, rule, needs=None):
+        words = []
+        for name in list(inspect.signature(rule).parameters)[1:]:
+            if name == "needs":
+                words.append(f"needs={needs!r}")
+            else:
+                words.append(f"{name}=saved[{self._slot(name)}]")
+        key = f"rule{len(self._environment)}"
+        self._environment[key] = rule
+        return eval(f"lambda g, saved: {key}(g, {', '.join(words)})", self._environment)
+
+    def _slot(self, name):
+        """Give the place of ``name`` among the saved values, adding it when it is new."""
+        source, origin = self._expression(name)
+        if source not in self._sources:
+            self._sources.append(source)
+            self.inputs.append(origin)
+        return self._sources.index(source)
+
+    def _expression(self, name):
+        op = self.op
+        if name == "out":
+            return "out", "out"
+        if name in op.arg_names:
+            index = op.arg_names.index(name)
+            return f"raw[{index}]", index
+        if name == op.variadic:
+            return f"tuple(raw[{len(op.arg_names)}:])", name
+        if name in op.static_names:
+            default = f", default[{name!r}]" if name in op.defaults else ""
+            return f"static.get({name!r}{default})", None
+        for suffix in ("_shape", "_dtype"):
+            stem = name.removesuffix(suffix)
+            if name.endswith(suffix) and stem in (*op.arg_names, op.variadic):
+                attribute = suffix[1:]
+                self._environment["meta"] = _meta
+                if stem == op.variadic:
+                    values = f"raw[{len(op.arg_names)}:]"
+                    return f"tuple(meta(a, {attribute!r}) for a in {values})", None
+                return f"meta(raw[{op.arg_names.index(stem)}], {attribute!r})", None
+        raise TypeError(f"the rule of {op.name}() asks for {name!r}, which is no parameter of it")
+
+
+def _meta(value, attribute):
+    return getattr(value, attribute, () if attribute == "shape" else None)
+
+
+def apply(op: Op, args, kwargs):
+    """Run ``op`` on arguments of which at least one is a Tensor; give tensors."""
+    if len(args) != op.n_args:
+        args = op.bind(args, kwargs)
+    if kwargs:
+        kwargs = {name: raw_of(value) for name, value in kwargs.items()}
+    raw = []
+    edges = []
+    tracked = ()
+    index = 0
+    for arg in args:
+        if isinstance(arg, Tensor):
+            data = arg.data
+            raw.append(data)
+            node = arg.node
+            if node is not None:
+                tracked += (index,)
+                edges.append((node, arg.slot, data.shape, data.dtype))
+        else:
+            raw.append(arg)
+        index += 1
+    out = op.fwd(*raw, **kwargs) if kwargs else op.fwd(*raw)
+    store = _shared_store(op, args) if op.view else None
+    mode = state.mode
+    if not tracked or mode is OFF or isinstance(out, tuple) or not is_inexact(out.dtype):
+        if isinstance(out, tuple):
+            return _apply_several(op, args, raw, edges, tracked, out, kwargs, store)
+        return make_tensor(out, None, 0, store)
+    plan = op.plans.get(tracked) or op.plan(tracked)
+    guards = []
+    for index in plan.guarded:
+        arg = args[index]
+        if isinstance(arg, Tensor):
+            counter = arg.store
+            if counter is None:
+                counter = arg.store = [0]
+            guards.append((counter, counter[0]))
+    if plan.saves_out:
+        if store is None:
+            store = [0]
+        guards.append((store, store[0]))
+    node = Node(plan, edges, plan.save(raw, out, kwargs), guards)
+    if mode is OBSERVED:
+        _observe(node)
+    return make_tensor(out, node, 0, store)
+
+
+def _apply_several(op, args, raw, edges, tracked, out, kwargs, store):
+    """Wrap the outputs of an operation that has several."""
+    node = None
+    if tracked and state.mode is not OFF:
+        plan = op.plans.get(tracked) or op.plan(tracked)
+        guards = [
+            (_store(args[i]), _store(args[i])[0])
+            for i in plan.guarded
+            if isinstance(args[i], Tensor)
+        ]
+        if plan.saves_out:
+            store = [0] if store is None else store
+            guards.append((store, store[0]))
+        node = Node(plan, edges, plan.save(raw, out, kwargs), guards)
+        node.outputs = [(o.shape, o.dtype) for o in out]
+        if state.mode is OBSERVED:
+            _observe(node)
+    return _wrap_outputs(out, node, store)
+
+
+def _shared_store(op, args):
+    return _store(args[0]) if isinstance(args[0], Tensor) else None
+
+
+def _wrap_outputs(out, node, store):
+    wrapped = []
+    for slot, value in enumerate(out):
+        known = node if node is not None and is_inexact(value.dtype) else None
+        wrapped.append(make_tensor(value, known, slot, store))
+    names = getattr(type(out), "_fields", None)
+    return type(out)(*wrapped) if names else tuple(wrapped)
+
+
+def _observe(node):
+    if state.checksums:
+        node.guards = (*node.guards, *((v, checksum(v)) for v in _arrays(node.saved)))
+    if state.frame is not None:
+        state.frame.add(node)
+
+
+def _arrays(values):
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _arrays(value)
+        elif hasattr(value, "dtype") and hasattr(value, "shape"):
+            yield value
+
+
+def checksum(array) -> int:
+    """Give a CRC-32 of the contents of a raw array (copied to the host if need be)."""
+    from rtxarr._device import to_device
+
+    return zlib.crc32(np.ascontiguousarray(to_device(array, "cpu")).tobytes())
+
+
+def differentiable(
+    fwd: Callable | None = None,
+    *,
+    elementwise: bool = False,
+    movement: bool = False,
+    view: bool = False,
+    holomorphic: bool = True,
+):
+    """Make a differentiable operation out of a function over raw arrays.
+
+    Parameters
+    ----------
+    fwd : callable
+        Takes arrays (and plain values) as positional parameters and options as
+        keyword-only ones; returns an array or a tuple of arrays. It may call numba
+        kernels: it never sees a Tensor.
+    elementwise, movement, view, holomorphic : bool
+        How gradients pass through; see :class:`Op`.
+
+    Returns
+    -------
+    callable
+        The same function, also accepting tensors. Its ``defvjps(**rules)`` and ``defvjp``
+        attach the derivative rules, ``defper_sample(**rules)`` the per-sample ones.
+
+    Examples
+    --------
+    >>> import rtxarr as rx
+    >>> @rx.custom_op
+    ... def cube(x):
+    ...     return x * x * x
+    >>> cube.defvjps(x=lambda g, x: 3 * g * x * x)
+    >>> float(rx.grad(cube)(2.0))
+    12.0
+    """
+    options = dict(elementwise=elementwise, movement=movement, view=view, holomorphic=holomorphic)
+    if fwd is None:
+        return lambda function: differentiable(function, **options)
+    op = Op(fwd, **options)
+
+    @functools.wraps(fwd)
+    def call(*args, **kwargs):
+        for arg in args:
+            if isinstance(arg, Tensor):
+                return apply(op, args, kwargs)
+        if kwargs:
+            for arg in kwargs.values():
+                if isinstance(arg, Tensor):
+                    return apply(op, args, kwargs)
+        return fwd(*args, **kwargs)
+
+    def defvjps(**rules):
+        """Attach a rule ``(g, ...) -> gradient`` for each named argument."""
+        _check_names(op, rules)
+        op.rules.update(rules)
+        _register(op)
+
+    def defvjp(rule):
+        """Attach one rule ``(g, ...) -> gradients`` for all arguments, in their order."""
+        op.joint = rule
+        _register(op)
+        return rule
+
+    def defper_sample(**rules):
+        """Attach a rule ``(g, ...) -> (batch, *shape)`` for each named argument."""
+        _check_names(op, rules)
+        op.per_sample.update(rules)
+
+    def defmasks(**rules):
+        """Attach a rule giving the elements taken from each named argument."""
+        _check_names(op, rules)
+        op.masks.update(rules)
+
+    call.op = op
+    call.defvjps = defvjps
+    call.defvjp = defvjp
+    call.defper_sample = defper_sample
+    call.defmasks = defmasks
+    return call
+
+
+def _check_names(op, rules):
+    known = [*op.arg_names, *([op.variadic] if op.variadic else [])]
+    for name in rules:
+        if name not in known:
+            raise TypeError(f"{op.name}() has no argument {name!r}, only {', '.join(known)}")
+
+
+def _register(op):
+    op.plans.clear()
+    if op.fwd.__module__.startswith("rtxarr."):
+        OPS[op.name] = op
+
+
+def nondifferentiable(fwd: Callable) -> Callable:
+    """Let a function over raw arrays take tensors; what it returns is untracked."""
+
+    @functools.wraps(fwd)
+    def call(*args, **kwargs):
+        tensors = False
+        for arg in args:
+            if isinstance(arg, Tensor):
+                tensors = True
+                break
+        if not tensors:
+            for arg in kwargs.values():
+                if isinstance(arg, Tensor):
+                    tensors = True
+                    break
+        if not tensors:
+            return fwd(*args, **kwargs)
+        raw = [a.data if isinstance(a, Tensor) else a for a in args]
+        options = {k: a.data if isinstance(a, Tensor) else a for k, a in kwargs.items()}
+        return _wrap_untracked(fwd(*raw, **options))
+
+    return call
+
+
+def _wrap_untracked(out):
+    if isinstance(out, tuple):
+        values = [_wrap_untracked(o) for o in out]
+        return type(out)(*values) if hasattr(out, "_fields") else tuple(values)
+    if hasattr(out, "dtype") and hasattr(out, "shape"):
+        return make_tensor(out, None, 0, None)
+    return out

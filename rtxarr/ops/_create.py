@@ -1,0 +1,200 @@
+"""Creation functions: raw arrays on the current device, or on ``device``."""
+
+from rtxarr import _device
+from rtxarr.autograd._op import nondifferentiable
+from rtxarr.autograd._tape import Tensor, raw
+
+_NEW = """
+
+    Parameters
+    ----------
+    {parameters}
+    dtype : dtype, optional
+        By default {default}.
+    device : Device or str, optional
+        By default the current device; see :func:`rtxarr.device`.
+"""
+_FLOAT = "float64"
+
+
+def _create(name, device, *args, **options):
+    """Call the creation function ``name`` of the namespace of ``device`` (None: the current)."""
+    if device is None:
+        return getattr(_device.namespace(), name)(*args, **options)
+    with _device.device(device):
+        return getattr(_device.namespace(), name)(*args, **options)
+
+
+def asarray(obj, /, *, dtype=None, device=None, copy=None):
+    """Make a raw array (a Tensor stays one) from scalars, nested lists or any array.
+
+    Parameters
+    ----------
+    obj : scalar, nested sequence, array, Tensor or object with DLPack
+        Arrays stay on their device unless ``device`` says otherwise; DLPack objects of other
+        libraries (torch, cudf, cugraph) are taken over without a copy.
+    dtype : dtype, optional
+    device : Device or str, optional
+    copy : bool, optional
+        True always copies; False raises ValueError where a copy would be needed.
+
+    Returns
+    -------
+    array or Tensor
+    """
+    if isinstance(obj, Tensor):
+        return _asarray_tensor(obj, dtype, device, copy)
+    if isinstance(obj, (list, tuple)):
+        obj = _plain(obj)
+    if not _device.is_array(obj) and hasattr(obj, "__dlpack__"):
+        obj = from_dlpack(obj)
+    if _device.is_array(obj):
+        if device is not None and _device.device(device) != _device.device_of(obj):
+            if copy is False:
+                raise ValueError(f"copy=False cannot move an array to {device}")
+            obj, copy = _device.to_device(obj, device), None
+        return _device.namespace(obj).asarray(obj, dtype=dtype, copy=copy)
+    return _create("asarray", device, obj, dtype=dtype, copy=copy)
+
+
+def _plain(obj):
+    """Replace tensors inside nested lists by arrays."""
+    if isinstance(obj, (list, tuple)):
+        return [_plain(part) for part in obj]
+    if isinstance(obj, Tensor):
+        if obj.requires_grad:
+            raise TypeError("a list of tensors that require grad loses them; use rx.stack(list)")
+        return obj.data
+    return obj
+
+
+def _asarray_tensor(obj, dtype, device, copy):
+    from rtxarr.ops._elementwise import astype
+
+    if device is not None and _device.device(device) != _device.device_of(obj.data):
+        obj = obj.to_device(device)
+    wanted = obj.dtype if dtype is None else dtype
+    if wanted == obj.dtype and not copy:
+        return obj
+    if copy is False:
+        raise ValueError(f"copy=False cannot convert {obj.dtype} to {wanted}")
+    return astype(obj, wanted)
+
+
+def from_dlpack(x, /, *, device=None, copy=None):
+    """Take over an array of another library through DLPack, without a copy where possible.
+
+    Parameters
+    ----------
+    x : object with ``__dlpack__`` and ``__dlpack_device__``
+    device : Device or str, optional
+    copy : bool, optional
+    """
+    if not hasattr(x, "__dlpack__"):
+        raise TypeError(f"x must have __dlpack__, got {type(x).__name__}")
+    x = raw(x)
+    kind, index = x.__dlpack_device__()
+    # Kinds 1 and 3 are host memory (plain and pinned by CUDA).
+    place = "cpu" if int(kind) in (1, 3) else f"cuda:{index}"
+    options = {} if copy is None else {"copy": copy}
+    out = _create("from_dlpack", place, x, **options)
+    return out if device is None else _device.to_device(out, device)
+
+
+def _shaped(name, parameters, summary, default=_FLOAT):
+    def function(shape, *, dtype=None, device=None):
+        return _create(name, device, shape, dtype=dtype)
+
+    return _documented(function, name, summary, parameters, default)
+
+
+def _documented(function, name, summary, parameters, default):
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = summary + _NEW.format(parameters=parameters, default=default)
+    return function
+
+
+zeros = _shaped("zeros", "shape : int or tuple of int", "Make an array of zeros.")
+ones = _shaped("ones", "shape : int or tuple of int", "Make an array of ones.")
+empty = _shaped("empty", "shape : int or tuple of int", "Make an array without setting it.")
+
+
+def full(shape, fill_value, *, dtype=None, device=None):
+    return _create("full", device, shape, raw(fill_value), dtype=dtype)
+
+
+def arange(start, /, stop=None, step=1, *, dtype=None, device=None):
+    return _create("arange", device, start, stop, step, dtype=dtype)
+
+
+def linspace(start, stop, /, num, *, dtype=None, device=None, endpoint=True):
+    return _create("linspace", device, start, stop, num, dtype=dtype, endpoint=endpoint)
+
+
+def eye(n_rows, n_cols=None, /, *, k=0, dtype=None, device=None):
+    return _create("eye", device, n_rows, n_cols, k=k, dtype=dtype)
+
+
+_documented(
+    full,
+    "full",
+    "Make an array filled with one value.",
+    "shape : int or tuple of int\n    fill_value : scalar",
+    "the default type of the value's kind",
+)
+_documented(
+    arange,
+    "arange",
+    "Make evenly spaced values in ``[start, stop)``; one argument means ``[0, start)``.",
+    "start, stop, step : scalar",
+    "int64, or float64 when an argument is a float",
+)
+_documented(
+    linspace,
+    "linspace",
+    "Make ``num`` evenly spaced values from ``start`` to ``stop``.",
+    "start, stop : scalar\n    num : int\n    endpoint : bool, default True",
+    "float64",
+)
+_documented(
+    eye,
+    "eye",
+    "Make a matrix with ones on the ``k``-th diagonal.",
+    "n_rows, n_cols : int\n    k : int, default 0",
+    _FLOAT,
+)
+
+
+def _like(name, summary):
+    def function(x, /, *, dtype=None, device=None):
+        if device is not None and _device.device(device) != _device.device_of(x):
+            creator = globals()[name.removesuffix("_like")]
+            return creator(x.shape, dtype=x.dtype if dtype is None else dtype, device=device)
+        return getattr(_device.namespace(x), name)(x, dtype=dtype)
+
+    _documented(function, name, summary, "x : array or Tensor", "the dtype of ``x``")
+    return nondifferentiable(function)
+
+
+zeros_like = _like("zeros_like", "Make zeros of the shape of ``x``.")
+ones_like = _like("ones_like", "Make ones of the shape of ``x``.")
+empty_like = _like("empty_like", "Make an array of the shape of ``x`` without setting it.")
+
+
+def full_like(x, /, fill_value, *, dtype=None, device=None):
+    x = raw(x)
+    place = _device.device_of(x) if device is None else device
+    if _device.device(place) != _device.device_of(x):
+        return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=place)
+    return _device.namespace(x).full_like(x, raw(fill_value), dtype=dtype)
+
+
+_documented(
+    full_like,
+    "full_like",
+    "Make an array of the shape of ``x`` filled with one value.",
+    "x : array or Tensor\n    fill_value : scalar",
+    "the dtype of ``x``",
+)
+
+

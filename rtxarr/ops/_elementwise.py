@@ -1,0 +1,299 @@
+"""Elementwise functions of the standard, and their derivative rules."""
+
+import numpy as np
+
+from rtxarr import dtypes
+from rtxarr._device import is_array, namespace
+from rtxarr.autograd._op import differentiable, nondifferentiable
+
+_BFLOAT16 = np.dtype(dtypes.bfloat16)
+
+
+def _unary(name, summary, rule=None, *, holomorphic=True):
+    """Make the one-argument function ``name``; ``rule`` is its gradient, None for zero."""
+
+    implementations = {}  # from the array's type: spares the look-ups of each call
+
+    def function(x, /):
+        implementation = implementations.get(type(x))
+        if implementation is None:
+            implementation = getattr(namespace(x), name)
+            if is_array(x):
+                implementations[type(x)] = implementation
+        return implementation(x)
+
+    return _finish(function, name, summary, ("x",), {"x": rule} if rule else {}, holomorphic)
+
+
+def _binary(name, summary, rule1=None, rule2=None, *, holomorphic=True):
+    """Make the two-argument function ``name``, with broadcasting and promotion."""
+
+    def function(x1, x2, /):
+        if getattr(x1, "dtype", None) is _BFLOAT16 or getattr(x2, "dtype", None) is _BFLOAT16:
+            x1, x2 = _align(x1, x2)
+        return getattr(namespace(x1, x2), name)(x1, x2)
+
+    rules = {"x1": rule1, "x2": rule2} if rule1 else {}
+    return _finish(function, name, summary, ("x1", "x2"), rules, holomorphic)
+
+
+def _finish(function, name, summary, args, rules, holomorphic):
+    function.__name__ = function.__qualname__ = name
+    shape = "any shape" if len(args) == 1 else "broadcast against each other"
+    function.__doc__ = (
+        f"{summary}\n\nParameters\n----------\n{', '.join(args)} : array or Tensor, {shape}\n"
+    )
+    if not rules:
+        return nondifferentiable(function)
+    op = differentiable(function, elementwise=True, holomorphic=holomorphic)
+    op.defvjps(**rules)
+    return op
+
+
+def _align(*values):
+    """Convert values to their common dtype where one is bfloat16, which NumPy cannot promote."""
+    xp = namespace(*values)
+    dtype = dtypes.result_type(*values)
+    return [xp.asarray(v, dtype=dtype) for v in values]
+
+
+def _is_complex(x):
+    return np.dtype(x.dtype).kind == "c"
+
+
+# ------------------------------------------------------------------ arithmetic
+
+add = _binary("add", "Add ``x2`` to ``x1``.", lambda g: g, lambda g: g)
+subtract = _binary("subtract", "Subtract ``x2`` from ``x1``.", lambda g: g, lambda g: -g)
+multiply = _binary(
+    "multiply", "Multiply ``x1`` by ``x2``.", lambda g, x2: g * x2, lambda g, x1: g * x1
+)
+divide = _binary(
+    "divide", "Divide ``x1`` by ``x2``.", lambda g, x2: g / x2, lambda g, out, x2: -(g * out / x2)
+)
+floor_divide = _binary("floor_divide", "Divide and round down.")
+remainder = _binary(
+    "remainder",
+    "Give the remainder of division, with the sign of ``x2``.",
+    lambda g: g,
+    lambda g, x1, x2: -g * floor(x1 / x2),
+)
+negative = _unary("negative", "Negate each element.", lambda g: -g)
+positive = _unary("positive", "Give each element unchanged.", lambda g: g)
+abs = _unary("abs", "Give the absolute value.", lambda g, x: g * sign(x), holomorphic=False)
+square = _unary("square", "Square each element.", lambda g, x: 2 * (g * x))
+reciprocal = _unary("reciprocal", "Give one over each element.", lambda g, out: -(g * out * out))
+sqrt = _unary("sqrt", "Give the square root.", lambda g, out: 0.5 * g / out)
+
+
+def _pow_base(g, x1, x2):
+    if isinstance(x2, (int, float, complex)):
+        return g * 0 if x2 == 0 else 2 * (g * x1) if x2 == 2 else g * (x2 * x1 ** (x2 - 1))
+    zero = x2 == 0  # 0 ** -1 must not turn the zero derivative into a NaN
+    return g * where(zero, 0, x2 * x1 ** where(zero, 1, x2 - 1))
+
+
+def _pow_exponent(g, out, x1, x2):
+    base = where(x1 == 0, 1, x1)
+    return where(x1 == 0, 0, g * out * log(base))
+
+
+pow = _binary("pow", "Raise ``x1`` to the power ``x2``.", _pow_base, _pow_exponent)
+
+# ------------------------------------------------- exponentials and logarithms
+
+exp = _unary("exp", "Give the exponential.", lambda g, out: g * out)
+expm1 = _unary("expm1", "Give ``exp(x) - 1``, exact near zero.", lambda g, out: g * (out + 1))
+log = _unary("log", "Give the natural logarithm.", lambda g, x: g / x)
+log1p = _unary("log1p", "Give ``log(1 + x)``, exact near zero.", lambda g, x: g / (x + 1))
+log2 = _unary("log2", "Give the base-2 logarithm.", lambda g, x: g / (x * 0.6931471805599453))
+log10 = _unary("log10", "Give the base-10 logarithm.", lambda g, x: g / (x * 2.302585092994046))
+
+
+def _log_add_share(g, x, out):
+    # Where both are -inf the difference is NaN and the gradient zero.
+    difference = x - out
+    return g * exp(where(isnan(difference), -np.inf, difference))
+
+
+logaddexp = _binary(
+    "logaddexp",
+    "Give ``log(exp(x1) + exp(x2))`` without overflow.",
+    lambda g, x1, out: _log_add_share(g, x1, out),
+    lambda g, x2, out: _log_add_share(g, x2, out),
+)
+
+# ------------------------------------------- trigonometric and hyperbolic ones
+
+sin = _unary("sin", "Give the sine.", lambda g, x: g * cos(x))
+cos = _unary("cos", "Give the cosine.", lambda g, x: -(g * sin(x)))
+tan = _unary("tan", "Give the tangent.", lambda g, out: g * (1 + out * out))
+asin = _unary("asin", "Give the inverse sine.", lambda g, x: g / sqrt(1 - x * x))
+acos = _unary("acos", "Give the inverse cosine.", lambda g, x: -g / sqrt(1 - x * x))
+atan = _unary("atan", "Give the inverse tangent.", lambda g, x: g / (1 + x * x))
+atan2 = _binary(
+    "atan2",
+    "Give the angle of the point ``(x2, x1)``.",
+    lambda g, x1, x2: g * x2 / (x1 * x1 + x2 * x2),
+    lambda g, x1, x2: -g * x1 / (x1 * x1 + x2 * x2),
+)
+sinh = _unary("sinh", "Give the hyperbolic sine.", lambda g, x: g * cosh(x))
+cosh = _unary("cosh", "Give the hyperbolic cosine.", lambda g, x: g * sinh(x))
+tanh = _unary("tanh", "Give the hyperbolic tangent.", lambda g, out: g * (1 - out * out))
+asinh = _unary("asinh", "Give the inverse hyperbolic sine.", lambda g, x: g / sqrt(x * x + 1))
+acosh = _unary(
+    "acosh", "Give the inverse hyperbolic cosine.", lambda g, x: g / (sqrt(x - 1) * sqrt(x + 1))
+)
+atanh = _unary("atanh", "Give the inverse hyperbolic tangent.", lambda g, x: g / (1 - x * x))
+hypot = _binary(
+    "hypot",
+    "Give ``sqrt(x1**2 + x2**2)`` without overflow.",
+    lambda g, x1, out: g * x1 / where(out == 0, 1, out),
+    lambda g, x2, out: g * x2 / where(out == 0, 1, out),
+)
+
+# ------------------------------------------------------- choosing and rounding
+
+
+def _larger_share(g, mine, other):
+    # A NaN is propagated by the forward function, so it also takes the gradient.
+    wins = (mine > other) | isnan(mine)
+    return where(wins, g, where(mine == other, 0.5 * g, 0))
+
+
+maximum = _binary(
+    "maximum",
+    "Give the larger of the two; ties share the gradient evenly.",
+    lambda g, x1, x2: _larger_share(g, x1, x2),
+    lambda g, x1, x2: _larger_share(g, x2, x1),
+)
+minimum = _binary(
+    "minimum",
+    "Give the smaller of the two; ties share the gradient evenly.",
+    lambda g, x1, x2: _larger_share(g, -x1, -x2),
+    lambda g, x1, x2: _larger_share(g, -x2, -x1),
+)
+copysign = _binary(
+    "copysign",
+    "Give the magnitude of ``x1`` with the sign of ``x2``.",
+    lambda g, x1, out: g * sign(x1) * sign(out),
+    lambda g: g * 0,
+)
+sign = _unary("sign", "Give -1, 0 or 1 (``x / abs(x)`` for complex numbers).")
+signbit = _unary("signbit", "Tell whether the sign bit is set.")
+floor = _unary("floor", "Round down.")
+ceil = _unary("ceil", "Round up.")
+trunc = _unary("trunc", "Round towards zero.")
+round = _unary("round", "Round to the nearest integer, halves to even.")
+nextafter = _binary("nextafter", "Give the next representable value from ``x1`` towards ``x2``.")
+
+# --------------------------------------------------------------------- complex
+
+conj = _unary("conj", "Give the complex conjugate.", lambda g: conj(g), holomorphic=False)
+real = _unary("real", "Give the real part.", lambda g: g, holomorphic=False)
+imag = _unary("imag", "Give the imaginary part.", lambda g: g * 1j, holomorphic=False)
+
+# ---------------------------------------------------------- tests and logic
+
+equal = _binary("equal", "Tell where ``x1 == x2``.")
+not_equal = _binary("not_equal", "Tell where ``x1 != x2``.")
+less = _binary("less", "Tell where ``x1 < x2``.")
+less_equal = _binary("less_equal", "Tell where ``x1 <= x2``.")
+greater = _binary("greater", "Tell where ``x1 > x2``.")
+greater_equal = _binary("greater_equal", "Tell where ``x1 >= x2``.")
+isfinite = _unary("isfinite", "Tell which elements are finite.")
+isinf = _unary("isinf", "Tell which elements are infinite.")
+isnan = _unary("isnan", "Tell which elements are NaN.")
+logical_and = _binary("logical_and", "Give the logical AND.")
+logical_or = _binary("logical_or", "Give the logical OR.")
+logical_xor = _binary("logical_xor", "Give the logical XOR.")
+logical_not = _unary("logical_not", "Give the logical NOT.")
+bitwise_and = _binary("bitwise_and", "Give the bitwise AND.")
+bitwise_or = _binary("bitwise_or", "Give the bitwise OR.")
+bitwise_xor = _binary("bitwise_xor", "Give the bitwise XOR.")
+bitwise_invert = _unary("bitwise_invert", "Flip every bit.")
+bitwise_left_shift = _binary("bitwise_left_shift", "Shift the bits of ``x1`` left by ``x2``.")
+bitwise_right_shift = _binary("bitwise_right_shift", "Shift the bits of ``x1`` right by ``x2``.")
+
+
+@differentiable(elementwise=True)
+def where(condition, x1, x2, /):
+    """Take elements of ``x1`` where ``condition`` holds and of ``x2`` elsewhere.
+
+    Parameters
+    ----------
+    condition : array of bool
+    x1, x2 : array, Tensor or scalar
+        All three are broadcast against each other.
+
+    Notes
+    -----
+    The gradient of what was not taken is zero even where its own derivative is NaN or
+    infinite: the mask travels back through elementwise operations and views.
+    """
+    if getattr(x1, "dtype", None) is _BFLOAT16 or getattr(x2, "dtype", None) is _BFLOAT16:
+        x1, x2 = _align(x1, x2)
+    return namespace(condition, x1, x2).where(condition, x1, x2)
+
+
+where.defvjps(
+    x1=lambda g, condition: where(condition, g, 0),
+    x2=lambda g, condition: where(condition, 0, g),
+)
+where.defmasks(
+    x1=lambda g, condition: condition,
+    x2=lambda g, condition: logical_not(condition),
+)
+
+
+@differentiable(elementwise=True)
+def clip(x, /, min=None, max=None):
+    """Limit each element to ``[min, max]``; the gradient passes where nothing was cut off.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    min, max : array, Tensor, scalar or None
+        Broadcast against ``x``; the result has the shape and dtype of ``x``.
+    """
+    if getattr(x, "dtype", None) is _BFLOAT16:
+        low = dtypes.finfo(x.dtype).min if min is None else min
+        high = dtypes.finfo(x.dtype).max if max is None else max
+        return minimum(maximum(x, namespace(x).asarray(low, dtype=x.dtype)),
+                       namespace(x).asarray(high, dtype=x.dtype))
+    return namespace(x, min, max).clip(x, min, max)
+
+
+def _clip_inside(g, x, min, max):
+    inside = True if min is None else x >= min
+    return where(inside if max is None else inside & (x <= max), g, 0)
+
+
+clip.defvjps(
+    x=_clip_inside,
+    min=lambda g, x, min, max: where((x < min) if max is None else (x < min) & (min <= max), g, 0),
+    max=lambda g, x, max: where(x > max, g, 0),
+)
+
+
+@differentiable(elementwise=True)
+def astype(x, dtype, /, *, copy=True, device=None):
+    """Convert ``x`` to ``dtype``; between inexact types the gradient is converted back.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    dtype : dtype
+    copy : bool, default True
+        Copy even when ``x`` already has that dtype.
+    device : Device or str, optional
+        Where to put the result; the device of ``x`` by default.
+    """
+    if device is not None:
+        from rtxarr._device import to_device
+
+        x = to_device(x, device)
+    return namespace(x).astype(x, dtype, copy=copy)
+
+
+astype.defvjps(x=lambda g: g)

@@ -1,0 +1,342 @@
+"""Reductions and cumulative sums, and their derivative rules.
+
+Half-precision sums accumulate in float32 and are rounded once, at the end.
+"""
+
+import math
+
+import numpy as np
+
+from rtxarr._device import namespace
+from rtxarr.autograd._op import differentiable, nondifferentiable
+from rtxarr.autograd._tape import raw
+from rtxarr.dtypes import accumulator, is_half
+from rtxarr.ops._elementwise import (
+    astype,
+    exp,
+    isnan,
+    where,
+)
+from rtxarr.ops._manipulate import (
+    broadcast_to,
+    concat,
+    expand_dims,
+    flip,
+    moveaxis,
+    permute_dims,
+    reshape,
+)
+
+_OPTIONS = """
+
+    Parameters
+    ----------
+    x : array or Tensor
+    axis : int, tuple of int or None
+        Axes to reduce; all of them by default.
+    keepdims : bool, default False
+        Keep the reduced axes with length one.
+"""
+
+
+def normalize_axes(axis, ndim) -> tuple[int, ...]:
+    """Give ``axis`` as a sorted tuple of non-negative integers without repeats."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    wrapped = sorted(a + ndim if a < 0 else a for a in axes)
+    if any(not 0 <= a < ndim for a in wrapped):
+        raise ValueError(f"axis must lie in [-{ndim}, {ndim}), got {axis}")
+    if len(set(wrapped)) != len(wrapped):
+        raise ValueError(f"axis must not name an axis twice, got {axis}")
+    return tuple(wrapped)
+
+
+def _restore(g, x_shape, axis, keepdims):
+    """Put the reduced axes back with length one."""
+    if keepdims or g.ndim == len(x_shape):
+        return g
+    axes = normalize_axes(axis, len(x_shape))
+    return reshape(g, tuple(1 if i in axes else n for i, n in enumerate(x_shape)))
+
+
+def _count(x_shape, axis):
+    return math.prod(x_shape[a] for a in normalize_axes(axis, len(x_shape)))
+
+
+def _spread(g, x_shape, axis, keepdims):
+    return broadcast_to(_restore(g, x_shape, axis, keepdims), x_shape)
+
+
+def _wide(x, dtype=None):
+    """Give ``x`` in the dtype to accumulate in, and the dtype of the result (None: as is)."""
+    if not is_half(x.dtype) or dtype is not None:
+        return x, None
+    return namespace(x).astype(x, accumulator(x.dtype)), x.dtype
+
+
+def _narrow(xp, out, dtype):
+    return out if dtype is None else xp.astype(out, dtype, copy=False)
+
+
+@differentiable
+def sum(x, /, *, axis=None, dtype=None, keepdims=False):
+    """Sum over axes; integers widen to int64."""
+    xp = namespace(x)
+    x, narrow = _wide(x, dtype)
+    return _narrow(xp, xp.sum(x, axis=axis, dtype=dtype, keepdims=keepdims), narrow)
+
+
+sum.defvjps(x=_spread)
+
+
+@differentiable
+def mean(x, /, *, axis=None, keepdims=False):
+    """Give the arithmetic mean over axes; of nothing it is NaN."""
+    xp = namespace(x)
+    x, narrow = _wide(x)
+    return _narrow(xp, xp.mean(x, axis=axis, keepdims=keepdims), narrow)
+
+
+mean.defvjps(
+    x=lambda g, x_shape, axis, keepdims: _spread(
+        g / (_count(x_shape, axis) or 1), x_shape, axis, keepdims
+    )
+)
+
+
+@differentiable(holomorphic=False)
+def var(x, /, *, axis=None, correction=0.0, keepdims=False):
+    """Give the variance over axes: squared deviations over ``n - correction``."""
+    xp = namespace(x)
+    x, narrow = _wide(x)
+    return _narrow(xp, xp.var(x, axis=axis, correction=correction, keepdims=keepdims), narrow)
+
+
+def _var_rule(g, x, x_shape, axis, correction, keepdims):
+    scale = 2 / (_count(x_shape, axis) - correction)
+    return scale * _restore(g, x_shape, axis, keepdims) * (x - mean(x, axis=axis, keepdims=True))
+
+
+var.defvjps(x=_var_rule)
+
+
+@differentiable(holomorphic=False)
+def std(x, /, *, axis=None, correction=0.0, keepdims=False):
+    """Give the standard deviation over axes; see :func:`var`."""
+    xp = namespace(x)
+    x, narrow = _wide(x)
+    return _narrow(xp, xp.std(x, axis=axis, correction=correction, keepdims=keepdims), narrow)
+
+
+def _std_rule(g, out, x, x_shape, axis, correction, keepdims):
+    # Where all elements are equal the deviation has a kink; zero is a subgradient.
+    half = where(out == 0, 0, 0.5 * g / where(out == 0, 1, out))
+    return _var_rule(half, x, x_shape, axis, correction, keepdims)
+
+
+std.defvjps(x=_std_rule)
+
+
+@differentiable
+def prod(x, /, *, axis=None, dtype=None, keepdims=False):
+    """Multiply over axes."""
+    xp = namespace(x)
+    x, narrow = _wide(x, dtype)
+    return _narrow(xp, xp.prod(x, axis=axis, dtype=dtype, keepdims=keepdims), narrow)
+
+
+def _prod_rule(g, x, x_shape, axis, keepdims):
+    """Multiply the products of what comes before and after each element: right with zeros too."""
+    axes = normalize_axes(axis, len(x_shape))
+    rest = tuple(i for i in range(len(x_shape)) if i not in axes)
+    n = _count(x_shape, axis)
+    order = (*rest, *axes)
+    rows = reshape(permute_dims(x, order), (*(x_shape[i] for i in rest), n))
+    one = namespace(raw(rows)).ones_like(raw(rows)[..., :1])
+    before = cumulative_prod(concat((one, rows[..., :-1]), axis=-1), axis=-1)
+    after = flip(
+        cumulative_prod(concat((one, flip(rows[..., 1:], axis=-1)), axis=-1), axis=-1), axis=-1
+    )
+    others = reshape(before * after, tuple(x_shape[i] for i in order))
+    back = tuple(order.index(i) for i in range(len(order)))
+    return _restore(g, x_shape, axis, keepdims) * permute_dims(others, back)
+
+
+prod.defvjps(x=_prod_rule)
+
+
+def _extremum_rule(g, x, out, x_shape, axis, keepdims):
+    out = _restore(out, x_shape, axis, keepdims)
+    chosen = (x == out) | (isnan(x) & isnan(out))
+    share = astype(chosen, g.dtype) / sum(astype(chosen, g.dtype), axis=axis, keepdims=True)
+    return _restore(g, x_shape, axis, keepdims) * share
+
+
+@differentiable
+def max(x, /, *, axis=None, keepdims=False):
+    """Give the largest element; ties share the gradient evenly, NaN wins."""
+    return namespace(x).max(x, axis=axis, keepdims=keepdims)
+
+
+@differentiable
+def min(x, /, *, axis=None, keepdims=False):
+    """Give the smallest element; ties share the gradient evenly, NaN wins."""
+    return namespace(x).min(x, axis=axis, keepdims=keepdims)
+
+
+max.defvjps(x=_extremum_rule)
+min.defvjps(x=_extremum_rule)
+
+
+def _cumulative_axis(x, axis):
+    if axis is None:
+        if x.ndim != 1:
+            raise ValueError(f"axis must be given for an array of {x.ndim} dimensions")
+        return 0
+    return normalize_axes(axis, x.ndim)[0]
+
+
+@differentiable
+def cumulative_sum(x, /, *, axis=None, dtype=None, include_initial=False):
+    """Give the running sums along one axis.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    axis : int, optional
+        May be left out for a 1-D array.
+    include_initial : bool, default False
+        Start with a zero, so that the result is one longer.
+    """
+    xp = namespace(x)
+    axis = _cumulative_axis(x, axis)
+    x, narrow = _wide(x, dtype)
+    out = xp.cumulative_sum(x, axis=axis, dtype=dtype, include_initial=include_initial)
+    return _narrow(xp, out, narrow)
+
+
+def _drop_initial(g, axis, include_initial):
+    if not include_initial:
+        return g
+    return g[(slice(None),) * axis + (slice(1, None),)]
+
+
+def _cumulative_sum_rule(g, x_shape, axis, include_initial):
+    axis = 0 if axis is None else axis % len(x_shape)
+    g = _drop_initial(g, axis, include_initial)
+    return flip(cumulative_sum(flip(g, axis=axis), axis=axis), axis=axis)
+
+
+cumulative_sum.defvjps(x=_cumulative_sum_rule)
+
+
+@differentiable
+def cumulative_prod(x, /, *, axis=None, dtype=None, include_initial=False):
+    """Give the running products along one axis; see :func:`cumulative_sum`."""
+    xp = namespace(x)
+    axis = _cumulative_axis(x, axis)
+    x, narrow = _wide(x, dtype)
+    out = xp.cumulative_prod(x, axis=axis, dtype=dtype, include_initial=include_initial)
+    return _narrow(xp, out, narrow)
+
+
+def _cumulative_prod_rule(g, x, axis, include_initial):
+    """Sum, over what follows, of its gradient times the product without this element.
+
+    Written as a triangular table of products, O(n^2) along the axis, so that zeros need no
+    division.
+    """
+    axis = 0 if axis is None else axis % x.ndim
+    g = moveaxis(_drop_initial(g, axis, include_initial), axis, -1)
+    rows = moveaxis(x, axis, -1)
+    n = rows.shape[-1]
+    xp = namespace(raw(rows))
+    # table[..., i, k] = prod of x[..i..k] without x[i], for k >= i.
+    k = xp.arange(n)
+    own = k[:, None] == k[None, :]
+    table = cumulative_prod(where(own, 1, expand_dims(rows, axis=-2)), axis=-1)
+    table = where(k[None, :] >= k[:, None], table, 0)
+    return moveaxis(sum(table * expand_dims(g, axis=-2), axis=-1), -1, axis)
+
+
+cumulative_prod.defvjps(x=_cumulative_prod_rule)
+
+
+@differentiable
+def diff(x, /, *, axis=-1, n=1, prepend=None, append=None):
+    """Give the differences of neighbours along one axis, ``n`` times.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    axis : int, default -1
+    n : int, default 1
+    prepend, append : array, optional
+        Values joined to ``x`` before differencing.
+    """
+    return namespace(x).diff(x, axis=axis, n=n, prepend=prepend, append=append)
+
+
+def _diff_rule(g, x_shape, axis, n, prepend, append):
+    axis %= len(x_shape)
+    for _ in range(n):
+        data = raw(g)
+        edge = namespace(data).zeros(
+            (*data.shape[:axis], 1, *data.shape[axis + 1 :]), dtype=data.dtype
+        )
+        g = concat((edge, g), axis=axis) - concat((g, edge), axis=axis)
+    first = 0 if prepend is None else prepend.shape[axis]
+    return g[(slice(None),) * axis + (slice(first, first + x_shape[axis]),)]
+
+
+diff.defvjps(x=_diff_rule)
+
+
+@nondifferentiable
+def all(x, /, *, axis=None, keepdims=False):
+    """Tell whether all elements are true."""
+    return namespace(x).all(x, axis=axis, keepdims=keepdims)
+
+
+@nondifferentiable
+def any(x, /, *, axis=None, keepdims=False):
+    """Tell whether any element is true."""
+    return namespace(x).any(x, axis=axis, keepdims=keepdims)
+
+
+@nondifferentiable
+def count_nonzero(x, /, *, axis=None, keepdims=False):
+    """Count the elements that are not zero."""
+    return namespace(x).count_nonzero(x, axis=axis, keepdims=keepdims)
+
+
+@differentiable
+def logsumexp(x, /, *, axis=None, keepdims=False):
+    """Give ``log(sum(exp(x)))`` over axes without overflow; -inf for nothing."""
+    xp = namespace(x)
+    x, narrow = _wide(x)
+    axes = normalize_axes(axis, x.ndim)
+    if 0 in (x.shape[a] for a in axes):
+        out = xp.sum(x, axis=axes, keepdims=keepdims) - xp.asarray(np.inf, dtype=x.dtype)
+        return _narrow(xp, out, narrow)
+    top = xp.max(x, axis=axes, keepdims=True)
+    shift = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+    total = xp.sum(xp.exp(x - shift), axis=axes, keepdims=True)
+    # log(0) is the right -inf for a row of -inf, without NumPy's warning.
+    out = shift + xp.log(xp.where(total == 0, xp.ones_like(total), total))
+    out = xp.where(total == 0, top, out)
+    return _narrow(xp, out if keepdims else xp.squeeze(out, axis=axes), narrow)
+
+
+def _logsumexp_rule(g, x, out, x_shape, axis, keepdims):
+    out = _restore(out, x_shape, axis, keepdims)
+    difference = x - where(out == -np.inf, 0, out)
+    return _restore(g, x_shape, axis, keepdims) * exp(difference)
+
+
+logsumexp.defvjps(x=_logsumexp_rule)
+
+for _function in (sum, mean, var, std, prod, max, min, all, any, count_nonzero, logsumexp):
+    _function.__doc__ += _OPTIONS
+del _function
