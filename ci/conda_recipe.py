@@ -25,6 +25,7 @@ from rattler_build import (
     VariantConfig,
     assemble_package,
 )
+from rattler_build.progress import ProgressCallback
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "conda-recipe" / "recipe.yaml"
@@ -172,14 +173,30 @@ def make_channel(folder):
     return channel
 
 
+class BuildLog(ProgressCallback):
+    """Keeps what the builder and the recipe's tests print."""
+
+    def __init__(self):
+        self.lines = []
+
+    def on_log(self, event):
+        self.lines += event.message.splitlines()
+
+
 def build_and_test(channel, folder):
     """Build the package, run the recipe's tests and return the built file."""
     (variant,) = render()
-    result = variant.run_build(
-        tool_config=ToolConfiguration(test_strategy="native"),
-        output_dir=str(folder / "output"),
-        channels=[channel.as_uri()],
-    )
+    log = BuildLog()
+    try:
+        result = variant.run_build(
+            tool_config=ToolConfiguration(test_strategy="native"),
+            output_dir=str(folder / "output"),
+            channels=[channel.as_uri()],
+            progress_callback=log,
+        )
+    except Exception:
+        print(*log.lines[-60:], sep="\n")
+        raise
     (path,) = result.packages
     package = Package.from_file(path)
     assert package.noarch == "python", package.noarch
