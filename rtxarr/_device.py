@@ -13,8 +13,10 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import array_api_compat
@@ -663,15 +665,36 @@ def compile_ptx(kernel: Any, args_signature: Signature, cc: tuple[int, int]) -> 
     cuda = sys.modules[__name__].cuda
     options = getattr(kernel, "targetoptions", {})
     options = {name: options[name] for name in ("fastmath", "launch_bounds") if options.get(name)}
-    ptx, _ = cuda.compile(
-        getattr(kernel, "py_func", kernel),
-        types.void(*map(_numba_type, args_signature)),
-        device=False,
-        abi="numba",
-        cc=cc,
-        **options,
-    )
+    with _compiling_for(cc):
+        ptx, _ = cuda.compile(
+            getattr(kernel, "py_func", kernel),
+            types.void(*map(_numba_type, args_signature)),
+            device=False,
+            abi="numba",
+            cc=cc,
+            **options,
+        )
     return re.search(r"\.visible \.entry (\w+)", ptx).group(1), ptx
+
+
+_compile_lock = threading.Lock()
+
+
+@contextmanager
+def _compiling_for(cc: tuple[int, int]) -> Iterator[None]:
+    """Let device functions compile for ``cc`` too.
+
+    numba asks the current GPU for their architecture even when one is given for the kernel.
+    """
+    from numba.cuda import dispatcher
+
+    with _compile_lock:
+        asked = dispatcher.get_current_device
+        dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = asked
 
 
 def assemble(ptx: str, cc: tuple[int, int]) -> tuple[bytes, str]:

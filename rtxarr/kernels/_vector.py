@@ -1,0 +1,278 @@
+"""Loads and stores of 16 bytes, and half-precision numbers as float32, inside numba kernels.
+
+``access(dtype)`` gives a kernel what it needs to read and write arrays of one element type; the
+kernel body then stays the same for all of them. A lane that moves 16 bytes at once reaches the
+memory bandwidth, one that moves 4 bytes about half of it.
+
+float16 and bfloat16 arrays are arrays of uint16 inside a kernel (``launch`` sees to it): numba's
+own float16 arithmetic calls library functions that a plain kernel is not linked with. All
+arithmetic on them is done in float32.
+
+Only kernel files import this module: it imports numba. Loads go through the read-only cache, so
+a kernel must not load what another thread of the same launch writes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from rtxarr._device import _SIMULATING, cuda, intrinsic, types
+
+
+class Access(NamedTuple):
+    """How a kernel reads and writes arrays of one element type, ``width`` neighbours at a time.
+
+    Attributes
+    ----------
+    width : int
+        Neighbouring elements in one access. Wider than one needs 1-D C-contiguous arrays and
+        addresses that are multiples of 16 bytes.
+    scalar : type
+        NumPy type that sums are kept in: float32 for the half types.
+    load : device function
+        ``load(array, offset)`` gives ``width`` values of ``scalar``, as a tuple.
+    store : device function
+        ``store(array, offset, values)`` rounds them to the array's type.
+    store_scalars : device function
+        The same into an array of ``scalar``.
+    """
+
+    width: int
+    scalar: type
+    load: object
+    store: object
+    store_scalars: object
+
+
+def access(dtype: np.dtype, *, wide: bool) -> Access:
+    """Return how to read and write arrays of ``dtype``; 16 bytes at a time if ``wide``.
+
+    Types without a wide form (float64 and the integers) are accessed one by one.
+    """
+    name = np.dtype(dtype).name
+    if name == "float32" and wide:
+        return Access(4, np.float32, load4, store4, store4)
+    if name == "float16":
+        if wide:
+            return Access(8, np.float32, load8_f16, store8_f16, store8)
+        return Access(1, np.float32, _load_f16, _store_f16, _store)
+    if name == "bfloat16":
+        if wide:
+            return Access(8, np.float32, load8_bf16, store8_bf16, store8)
+        return Access(1, np.float32, _load_bf16, _store_bf16, _store)
+    return Access(1, np.dtype(dtype).type, _load, _store, _store)
+
+
+if _SIMULATING:
+    # The simulator runs Python on NumPy scalars; these do what the PTX below does.
+
+    def load4(array, offset):
+        return tuple(array[offset + i] for i in range(4))
+
+    def store4(array, offset, values):
+        for i in range(4):
+            array[offset + i] = values[i]
+
+    def store8(array, offset, values):
+        for i in range(8):
+            array[offset + i] = values[i]
+
+    def _number(bits, kind):
+        return np.float32(np.uint16(bits).view(kind))
+
+    def _bits(value, kind):
+        return np.float32(value).astype(kind).view(np.uint16)
+
+    def f16_to_f32(bits):
+        return _number(bits, np.float16)
+
+    def f32_to_f16(value):
+        return _bits(value, np.float16)
+
+    def bf16_to_f32(bits):
+        return _number(bits, ml_dtypes.bfloat16)
+
+    def f32_to_bf16(value):
+        return _bits(value, ml_dtypes.bfloat16)
+
+    def load8_f16(array, offset):
+        return tuple(f16_to_f32(array[offset + i]) for i in range(8))
+
+    def load8_bf16(array, offset):
+        return tuple(bf16_to_f32(array[offset + i]) for i in range(8))
+
+    def store8_f16(array, offset, values):
+        for i in range(8):
+            array[offset + i] = f32_to_f16(values[i])
+
+    def store8_bf16(array, offset, values):
+        for i in range(8):
+            array[offset + i] = f32_to_bf16(values[i])
+
+else:
+    from llvmlite import ir
+
+    _F32, _I16, _I64 = ir.FloatType(), ir.IntType(16), ir.IntType(64)
+
+    def _convert(text, constraints, numba_types, llvm_types):
+        """Return an intrinsic of one operand that is the PTX instruction ``text``."""
+
+        @intrinsic
+        def convert(typingctx, value):
+            def codegen(context, builder, signature, args):
+                kind = ir.FunctionType(llvm_types[0], [llvm_types[1]])
+                return builder.call(ir.InlineAsm(kind, text, constraints, side_effect=False), args)
+
+            return numba_types[0](numba_types[1]), codegen
+
+        return convert
+
+    _TO_F32 = "=f,h", (types.float32, types.uint16), (_F32, _I16)
+    _FROM_F32 = "=h,f", (types.uint16, types.float32), (_I16, _F32)
+    f16_to_f32 = _convert("cvt.f32.f16 $0, $1;", *_TO_F32)
+    f32_to_f16 = _convert("cvt.rn.f16.f32 $0, $1;", *_FROM_F32)
+    # A bfloat16 is the upper half of a float32.
+    bf16_to_f32 = _convert("mov.b32 $0, {0, $1};", *_TO_F32)
+    f32_to_bf16 = _convert("cvt.rn.bf16.f32 $0, $1;", *_FROM_F32)
+
+    def _address(context, builder, array_type, array, offset):
+        data = context.make_array(array_type)(context, builder, array).data
+        return builder.ptrtoint(builder.gep(data, [offset]), _I64)
+
+    def _wide_load(n, text):
+        """Return an intrinsic that gives ``n`` float32 from ``array[offset:offset + n]``."""
+
+        @intrinsic
+        def load(typingctx, array, offset):
+            signature = types.UniTuple(types.float32, n)(array, types.int64)
+
+            def codegen(context, builder, signature, args):
+                kind = ir.FunctionType(ir.LiteralStructType([_F32] * n), [_I64])
+                asm = ir.InlineAsm(kind, text, "=f," * n + "l", side_effect=False)
+                words = builder.call(asm, [_address(context, builder, signature.args[0], *args)])
+                numbers = [builder.extract_value(words, i) for i in range(n)]
+                return context.make_tuple(builder, signature.return_type, numbers)
+
+            return signature, codegen
+
+        return load
+
+    def _wide_store(n, text):
+        """Return an intrinsic that rounds ``n`` float32 into ``array[offset:offset + n]``."""
+
+        @intrinsic
+        def store(typingctx, array, offset, values):
+            signature = types.void(array, types.int64, types.UniTuple(types.float32, n))
+
+            def codegen(context, builder, signature, args):
+                array, offset, values = args
+                kind = ir.FunctionType(ir.VoidType(), [_I64] + [_F32] * n)
+                asm = ir.InlineAsm(kind, text, "l" + ",f" * n, side_effect=True)
+                address = _address(context, builder, signature.args[0], array, offset)
+                numbers = [builder.extract_value(values, i) for i in range(n)]
+                builder.call(asm, [address, *numbers])
+                return context.get_dummy_value()
+
+            return signature, codegen
+
+        return store
+
+    # A load's operands are its n results, then the address; a store's the address, then n values.
+    _UNPACK_F16 = " ".join(
+        f"mov.b32 {{lo, hi}}, r{i}; cvt.f32.f16 ${2 * i}, lo; cvt.f32.f16 ${2 * i + 1}, hi;"
+        for i in range(4)
+    )
+    _UNPACK_BF16 = " ".join(
+        f"shl.b32 r4, r{i}, 16; mov.b32 ${2 * i}, r4; "
+        f"and.b32 r4, r{i}, 0xffff0000; mov.b32 ${2 * i + 1}, r4;"
+        for i in range(4)
+    )
+    _LOAD_WORDS = "ld.global.nc.v4.b32 {r0, r1, r2, r3}, [$8];"
+    _STORE_WORDS = "st.global.v4.b32 [$0], {r0, r1, r2, r3};"
+
+    def _pack(kind):
+        # The first operand of cvt.x2 goes to the upper half.
+        return " ".join(f"cvt.rn.{kind}x2.f32 r{i}, ${2 * i + 2}, ${2 * i + 1};" for i in range(4))
+
+    load4 = _wide_load(4, "ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];")
+    store4 = _wide_store(4, "st.global.v4.f32 [$0], {$1, $2, $3, $4};")
+    store8 = _wide_store(
+        8,
+        "st.global.v4.f32 [$0], {$1, $2, $3, $4}; st.global.v4.f32 [$0 + 16], {$5, $6, $7, $8};",
+    )
+    load8_f16 = _wide_load(
+        8, f"{{ .reg .b32 r<5>; .reg .b16 lo, hi; {_LOAD_WORDS} {_UNPACK_F16} }}"
+    )
+    load8_bf16 = _wide_load(8, f"{{ .reg .b32 r<5>; {_LOAD_WORDS} {_UNPACK_BF16} }}")
+    store8_f16 = _wide_store(8, f"{{ .reg .b32 r<4>; {_pack('f16')} {_STORE_WORDS} }}")
+    store8_bf16 = _wide_store(8, f"{{ .reg .b32 r<4>; {_pack('bf16')} {_STORE_WORDS} }}")
+
+
+@cuda.jit(device=True)
+def _load(array, offset):
+    return (array[offset],)
+
+
+@cuda.jit(device=True)
+def _store(array, offset, values):
+    array[offset] = values[0]
+
+
+@cuda.jit(device=True)
+def _load_f16(array, offset):
+    return (f16_to_f32(array[offset]),)
+
+
+@cuda.jit(device=True)
+def _store_f16(array, offset, values):
+    array[offset] = f32_to_f16(values[0])
+
+
+@cuda.jit(device=True)
+def _load_bf16(array, offset):
+    return (bf16_to_f32(array[offset]),)
+
+
+@cuda.jit(device=True)
+def _store_bf16(array, offset, values):
+    array[offset] = f32_to_bf16(values[0])
+
+
+def lift(operation, width):
+    """Return the device function that applies ``operation`` to two tuples of ``width`` numbers."""
+    if width == 1:
+
+        @cuda.jit(device=True)
+        def lifted(a, b):
+            return (operation(a[0], b[0]),)
+
+    elif width == 4:
+
+        @cuda.jit(device=True)
+        def lifted(a, b):
+            return (
+                operation(a[0], b[0]),
+                operation(a[1], b[1]),
+                operation(a[2], b[2]),
+                operation(a[3], b[3]),
+            )
+
+    else:
+
+        @cuda.jit(device=True)
+        def lifted(a, b):
+            return (
+                operation(a[0], b[0]),
+                operation(a[1], b[1]),
+                operation(a[2], b[2]),
+                operation(a[3], b[3]),
+                operation(a[4], b[4]),
+                operation(a[5], b[5]),
+                operation(a[6], b[6]),
+                operation(a[7], b[7]),
+            )
+
+    return lifted

@@ -1,0 +1,195 @@
+"""Reductions of contiguous row segments (CSR row pointers), and of gathered rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr.dtypes import accumulator, is_floating, is_half, is_inexact
+
+__all__ = ["segment_max", "segment_mean", "segment_min", "segment_reduce", "segment_sum"]
+
+_OPS = ("sum", "mean", "max", "min")
+
+# Rows that one group of threads adds up alone. A longer segment is cut into chunks of so many rows,
+# counted from its own start, so its bits do not depend on what else is in the batch.
+_CHUNK = 1024
+
+
+def segment_reduce(op: str, values: Any, indptr: Any, *, indices: Any = None) -> Any:
+    """Reduce the rows of each segment.
+
+    Parameters
+    ----------
+    op : {"sum", "mean", "max", "min"}
+    values : array of any real type, shape (n_values, n_features)
+        For "sum" also complex; for "mean" not of integers. Half types are summed in float32.
+    indptr : array of int64, shape (n_segments + 1,)
+        Segment ``i`` owns rows ``indptr[i]:indptr[i + 1]``. On a GPU not checked to be
+        non-decreasing and within range: that would read it back to the host.
+    indices : array of int32 or int64, shape (n_indices,), optional
+        If given, ``indptr`` points into it: segment ``i`` owns the rows of ``values`` that
+        ``indices[indptr[i]:indptr[i + 1]]`` names. On a GPU not checked to be in range.
+
+    Returns
+    -------
+    array, shape (n_segments, n_features), dtype of ``values``
+        Segments of up to 1024 rows are reduced in order, longer ones in chunks of 1024 rows and
+        then over the chunks, in a fixed order: equal inputs give equal bits. An empty segment
+        gives 0 for "sum" and "mean", and for "max" and "min" the type's lowest or highest value
+        (an infinity for floating types). NaN wins in "max" and "min".
+    """
+    _check(op, values, indptr, indices)
+    xp = namespace(values, indptr, indices)
+    shape = (indptr.shape[0] - 1, values.shape[1])
+    if 0 in shape:
+        return xp.empty(shape, dtype=values.dtype)
+    if not runs_kernels(values):
+        return _reduce_host(op, values, indptr, indices, shape)
+    return _reduce_gpu(xp, op, values, indptr, indices, shape)
+
+
+def segment_sum(values: Any, indptr: Any, *, indices: Any = None) -> Any:
+    """Sum the rows of each segment; see :func:`segment_reduce`."""
+    return segment_reduce("sum", values, indptr, indices=indices)
+
+
+def segment_mean(values: Any, indptr: Any, *, indices: Any = None) -> Any:
+    """Average the rows of each segment; see :func:`segment_reduce`."""
+    return segment_reduce("mean", values, indptr, indices=indices)
+
+
+def segment_max(values: Any, indptr: Any, *, indices: Any = None) -> Any:
+    """Return each segment's largest value by feature; see :func:`segment_reduce`."""
+    return segment_reduce("max", values, indptr, indices=indices)
+
+
+def segment_min(values: Any, indptr: Any, *, indices: Any = None) -> Any:
+    """Return each segment's smallest value by feature; see :func:`segment_reduce`."""
+    return segment_reduce("min", values, indptr, indices=indices)
+
+
+def _check(op: str, values: Any, indptr: Any, indices: Any) -> None:
+    if op not in _OPS:
+        raise ValueError(f"op must be one of {', '.join(_OPS)}, got {op!r}")
+    if values.ndim != 2:
+        raise ValueError(f"values must have shape (n_values, n_features), got {values.shape}")
+    if indptr.ndim != 1 or indptr.shape[0] == 0:
+        raise ValueError(f"indptr must have shape (n_segments + 1,), got {indptr.shape}")
+    if indptr.dtype != np.int64:
+        raise TypeError(f"indptr must be int64, got {indptr.dtype}")
+    if indices is not None and (indices.ndim != 1 or indices.dtype not in (np.int32, np.int64)):
+        raise TypeError(f"indices must be 1-D int32 or int64, got {indices.ndim}-D {indices.dtype}")
+    dtype = values.dtype
+    right = {
+        "sum": is_inexact(dtype) or dtype.kind in "iu",
+        "mean": is_inexact(dtype),
+        "max": is_floating(dtype) or dtype.kind in "iu",
+    }
+    if not right.get(op, right["max"]):
+        raise TypeError(f"segment {op} does not take values of {dtype}")
+
+
+# ----------------------------------------------------------------------------------- on a GPU
+
+
+def _reduce_gpu(xp: Any, op: str, values: Any, indptr: Any, indices: Any, shape: tuple) -> Any:
+    from rtxarr.kernels._segment_cuda import kernels
+
+    n_features = shape[1]
+    flat = xp.reshape(values, (-1,))  # copies when values is not contiguous
+    out = xp.empty(shape[0] * n_features, dtype=values.dtype)
+    width = {2: 8, 4: 4}[values.dtype.itemsize] if _can_be_wide(flat, n_features) else 1
+    rows, chunks, join = kernels(op, values.dtype, width > 1, indices is not None)
+    n_rows = flat.shape[0] // n_features if indices is None else indices.shape[0]
+    indices = indptr if indices is None else indices
+
+    # Threads along x share a row; y and the grid run over segments or chunks.
+    lanes = min(32, 1 << (-(-n_features // width) - 1).bit_length())
+    block = (lanes, 256 // lanes)
+
+    def blocks(n: int) -> int:
+        return -(-n // block[1])
+
+    launch(rows, blocks(shape[0]), (flat, indptr, indices, out, n_features, _CHUNK), block=block)
+    if n_rows > _CHUNK:  # else no segment can be long
+        lengths = indptr[1:] - indptr[:-1]
+        n_chunks = xp.where(lengths > _CHUNK, -(-lengths // _CHUNK), 0)
+        first_chunk = xp.zeros_like(indptr)
+        first_chunk[1:] = xp.cumulative_sum(n_chunks)
+        # A segment is long from 1025 rows on, which are two chunks.
+        most = 2 * (n_rows // _CHUNK)
+        partial = xp.empty(most * n_features, dtype=accumulator(values.dtype))
+        launch(
+            chunks,
+            blocks(most),
+            (flat, indptr, indices, first_chunk, partial, n_features, _CHUNK),
+            block=block,
+        )
+        launch(join, most, (indptr, first_chunk, partial, out, n_features), block=(32, 8))
+    return xp.reshape(out, shape)
+
+
+def _can_be_wide(flat: Any, n_features: int) -> bool:
+    """Tell whether every row starts at a multiple of 16 bytes and the type has wide access."""
+    dtype = flat.dtype
+    if not (is_half(dtype) or dtype == np.float32):
+        return False
+    address = flat.ctypes.data if isinstance(flat, np.ndarray) else flat.data.ptr
+    return n_features * dtype.itemsize % 16 == 0 and address % 16 == 0
+
+
+# ---------------------------------------------------------------------------------- on the CPU
+
+
+def _reduce_host(op: str, values: Any, indptr: Any, indices: Any, shape: tuple) -> Any:
+    _check_pointers(indptr, values.shape[0] if indices is None else indices.shape[0])
+    if indices is not None:
+        _check_range(indices, "indices", values.shape[0])
+    if op in ("sum", "mean"):
+        total = _sum_host(values, indptr, indices, shape)
+        if op == "mean":
+            count = np.maximum(np.diff(indptr), 1).astype(total.dtype)
+            total /= count[:, None]
+        return total.astype(values.dtype, copy=False)
+    if indices is not None:
+        values = values[indices]
+    ufunc = np.maximum if op == "max" else np.minimum
+    low, high = _limits(values.dtype)
+    out = np.full(shape, low if op == "max" else high, dtype=values.dtype)
+    # reduceat reads segment i up to segment i + 1's start, so the empty ones are left out.
+    filled = np.flatnonzero(indptr[:-1] < indptr[1:])
+    if filled.size:
+        stop = indptr[filled[-1] + 1]
+        out[filled] = ufunc.reduceat(values[:stop], indptr[filled], axis=0)
+    return out
+
+
+def _sum_host(values: np.ndarray, indptr: Any, indices: Any, shape: tuple) -> np.ndarray:
+    """Sum as a sparse matrix of ones times ``values``: rows in order, in compiled code."""
+    from scipy import sparse
+
+    values = values.astype(accumulator(values.dtype), copy=False)
+    columns = np.arange(values.shape[0]) if indices is None else indices
+    ones = np.ones(columns.shape[0], dtype=values.dtype)
+    matrix = sparse.csr_array((ones, columns, indptr), shape=(shape[0], values.shape[0]))
+    return matrix @ values
+
+
+def _check_pointers(indptr: np.ndarray, n: int) -> None:
+    if indptr[0] < 0 or indptr[-1] > n or (indptr[1:] < indptr[:-1]).any():
+        raise ValueError(f"indptr must not decrease and must lie in [0, {n}]")
+
+
+def _check_range(index: np.ndarray, name: str, n: int) -> None:
+    if index.size and not (index.min() >= 0 and index.max() < n):
+        raise IndexError(f"{name} must lie in [0, {n}), got {index.min()} to {index.max()}")
+
+
+def _limits(dtype: np.dtype) -> tuple:
+    if is_floating(dtype):
+        return -np.inf, np.inf
+    info = np.iinfo(dtype)
+    return info.min, info.max
