@@ -14,9 +14,9 @@ _FREED = object()
 
 
 class Samples:
-    """Leaves whose gradient is wanted for each sample; see ``per_sample_grads``."""
+    """Leaves whose gradient is wanted for each sample; see ``per_sample_gradients``."""
 
-    def __init__(self, leaves, norms_only=False):
+    def __init__(self, leaves):
         self.leaves = leaves
         self.grads = {}
 
@@ -81,6 +81,41 @@ def gradients(outputs, inputs, grads=None, *, create_graph=False, retain_graph=N
     return [found.get((tensor.node, tensor.slot)) for tensor in inputs]
 
 
+def per_sample_gradients(output, parameters, grad=None):
+    """Give, for each sample of the batch, the gradient of ``output`` for each parameter.
+
+    The hook sits before the contraction over the batch: the operation that uses a parameter
+    gives one gradient for each leading index of its input instead of their sum.
+
+    Parameters
+    ----------
+    output : Tensor
+        Usually a sum of per-sample losses; with a mean, each gradient carries its ``1 / n``.
+    parameters : iterable of Tensor
+        Leaves, each used by operations with a per-sample rule (linear, convolution,
+        embedding and normalization have one).
+    grad : array, shape of ``output``, optional
+        As in :meth:`Tensor.backward`.
+
+    Returns
+    -------
+    list of array, shape (n_samples, \\*parameter.shape)
+        None for a parameter that ``output`` does not depend on.
+
+    Raises
+    ------
+    TypeError
+        If an operation on the way has no per-sample rule for the parameter.
+    """
+    parameters = list(parameters)
+    for place, p in enumerate(parameters):
+        if type(getattr(p, "node", None)) is not Leaf:
+            raise ValueError(f"parameters[{place}] must be a leaf tensor that requires_grad")
+    samples = Samples({p.node for p in parameters})
+    _run([(output, _starting_gradient(output, grad))], None, False, False, samples)
+    return [samples.grads.get(p.node) for p in parameters]
+
+
 def _starting_gradient(tensor, grad):
     data = tensor.data
     if grad is None:
@@ -109,7 +144,9 @@ def reaches_other_leaves(outputs, inputs):
             continue
         seen.add(node)
         if type(node) is Leaf:
-            return True
+            if not node.closed:
+                return True
+            continue
         stack.extend(edge[0] for edge in node.edges)
     return False
 
@@ -159,13 +196,16 @@ def _run(outputs, wanted, create_graph, retain_graph, samples):
             op = plan.op
             saved = node.saved
             if type(saved) is not tuple:
-                saved = _restore(node, saved)
+                saved = _restore(node, saved, retain_graph)
             for counter, version in node.guards:
                 if type(counter) is list:
                     if counter[0] != version:
                         _refuse_changed(op, counter[0], version)
                 elif checksum(counter) != version:
-                    _refuse_changed(op, "other contents", "the saved ones")
+                    raise RuntimeError(
+                        f"an array saved for the gradient of {op.name}() was changed behind the "
+                        "tape's back"
+                    )
             if create_graph:
                 saved = _as_tensors(node, saved)
             conjugate = op.holomorphic and _is_complex(g)
@@ -246,14 +286,14 @@ def _collect(node, g, wanted, found):
             found[node, slot] = part
 
 
-def _restore(node, saved):
+def _restore(node, saved, keep):
     """Give the saved values of a node that does not hold them itself."""
     if saved is _FREED:
         raise RuntimeError(
             f"the graph was freed by an earlier backward pass (at {node.plan.op.name}); pass "
             "retain_graph=True to run through it twice"
         )
-    return saved.recompute(node)
+    return saved.value(keep)
 
 
 def _refuse_changed(op, now, then):
@@ -352,13 +392,13 @@ def _route_mask(plan, k, g, gx, mask, saved, shape):
         gx = ops.where(mask, gx, 0)
         passed = mask
     elif op.movement and plan.call is None:
-        counts = plan.calls[k](ops.astype(mask, ops.float32), _raw(saved))
+        counts = plan.calls[k](ops.astype(mask, np.float32), _raw(saved))
         passed = counts != 0
     else:
         return gx, None
     passed = passed.data if isinstance(passed, Tensor) else passed
     if passed.shape != shape:
-        passed = unbroadcast(ops.astype(passed, ops.float32), shape) != 0
+        passed = unbroadcast(ops.astype(passed, np.float32), shape) != 0
     return gx, passed
 
 

@@ -12,6 +12,7 @@ class _State(threading.local):
     mode = ON  # OFF: no nodes; ON: nodes; OBSERVED: nodes, each shown to what follows
     frame = None  # the checkpoint whose nodes are being made
     checksums = False  # guard saved arrays by their contents too
+    recomputing = False  # a checkpointed call is being repeated
 
 
 state = _State()
@@ -76,7 +77,7 @@ def _decorate(function, on):
 
 
 class watching:
-    """Set the active checkpoint ``frame`` (or None), or ``checksums``, for a ``with`` block."""
+    """Set the active checkpoint ``frame`` and the other switches for a ``with`` block."""
 
     def __init__(self, **switches):
         self._switches = switches
@@ -93,3 +94,25 @@ class watching:
         for name, value in self._previous.items():
             setattr(state, name, value)
         return False
+
+
+def debug_mutation():
+    """Compare the contents of saved arrays before they are used, for a ``with`` block.
+
+    Every array that the tape saves in the block is copied to the host and summed up, and again
+    when the backward pass uses it: slow, but it also finds writes behind the tape's back
+    (``x.data[0] = 1``, another library, a stray kernel).
+
+    Examples
+    --------
+    >>> import rtxarr as rx
+    >>> x = rx.Tensor(rx.ones(3, device="cpu"), requires_grad=True)
+    >>> with rx.autograd.debug_mutation():
+    ...     y = rx.exp(x)
+    >>> y.data[0] = 0.0
+    >>> rx.sum(y).backward()
+    Traceback (most recent call last):
+        ...
+    RuntimeError: an array saved for the gradient of exp() was changed behind the tape's back
+    """
+    return watching(checksums=True)

@@ -11,6 +11,7 @@ parameter of a rule   value
 an argument's name    that argument (saved)
 ``NAME_shape``        the shape of argument ``NAME`` (its array is not saved)
 ``NAME_dtype``        the dtype of argument ``NAME``
+``NAME_device``       the name of the device of argument ``NAME``
 ``needs``             joint rules only: for each argument, whether it is tracked
 ====================  ==========================================================
 
@@ -29,6 +30,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rtxarr._device import device_of, to_device
 from rtxarr.autograd._mode import OBSERVED, OFF, state
 from rtxarr.autograd._tape import Node, Tensor, _store, make_tensor
 from rtxarr.autograd._tape import raw as raw_of
@@ -93,7 +95,9 @@ class Op:
         if self.variadic is not None:
             return args
         if len(args) > len(names):
-            raise TypeError(f"{self.name}() takes {len(names)} positional arguments, got {len(args)}")
+            raise TypeError(
+                f"{self.name}() takes {len(names)} positional arguments, got {len(args)}"
+            )
         args = list(args)
         for name in names[len(args) :]:
             if name in kwargs:
@@ -177,7 +181,7 @@ class _Plan:
         if name in op.static_names:
             default = f", default[{name!r}]" if name in op.defaults else ""
             return f"static.get({name!r}{default})", None
-        for suffix in ("_shape", "_dtype"):
+        for suffix in ("_shape", "_dtype", "_device"):
             stem = name.removesuffix(suffix)
             if name.endswith(suffix) and stem in (*op.arg_names, op.variadic):
                 attribute = suffix[1:]
@@ -190,6 +194,8 @@ class _Plan:
 
 
 def _meta(value, attribute):
+    if attribute == "device":
+        return str(device_of(value))
     return getattr(value, attribute, () if attribute == "shape" else None)
 
 
@@ -290,8 +296,6 @@ def _arrays(values):
 
 def checksum(array) -> int:
     """Give a CRC-32 of the contents of a raw array (copied to the host if need be)."""
-    from rtxarr._device import to_device
-
     return zlib.crc32(np.ascontiguousarray(to_device(array, "cpu")).tobytes())
 
 

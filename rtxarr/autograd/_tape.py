@@ -17,12 +17,17 @@ _orders = count(-1, -1)
 
 
 class Leaf:
-    """Where the gradient of a tensor that was not computed is collected."""
+    """Where the gradient of a tensor that was not computed is collected.
 
-    __slots__ = ("grad", "__weakref__")
+    ``closed`` is set on the inputs of a transform such as ``grad`` once it is done: nothing
+    outside can ask for their gradient any more.
+    """
+
+    __slots__ = ("grad", "closed", "__weakref__")
 
     def __init__(self):
         self.grad = None
+        self.closed = False
 
 
 class Node:

@@ -1,6 +1,16 @@
 """The namespace's functions and their derivative rules, one file a family."""
 
-from rtxarr.dtypes import float32
+from rtxarr.ops import (
+    _create,
+    _elementwise,
+    _index,
+    _linalg,
+    _manipulate,
+    _methods,
+    _reduce,
+    _search,
+    _segment,
+)
 from rtxarr.ops._create import *
 from rtxarr.ops._elementwise import *
 from rtxarr.ops._index import *
@@ -9,4 +19,14 @@ from rtxarr.ops._manipulate import *
 from rtxarr.ops._reduce import *
 from rtxarr.ops._search import *
 from rtxarr.ops._segment import *
-from rtxarr.ops import _methods
+
+__all__ = [
+    *_create.__all__,
+    *_elementwise.__all__,
+    *_index.__all__,
+    *_linalg.__all__,
+    *_manipulate.__all__,
+    *_reduce.__all__,
+    *_search.__all__,
+    *_segment.__all__,
+]

@@ -1,8 +1,26 @@
 """Creation functions: raw arrays on the current device, or on ``device``."""
 
 from rtxarr import _device
-from rtxarr.autograd._op import nondifferentiable
+from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import Tensor, raw
+
+__all__ = [
+    "arange",
+    "asarray",
+    "empty",
+    "empty_like",
+    "eye",
+    "from_dlpack",
+    "full",
+    "full_like",
+    "linspace",
+    "ones",
+    "ones_like",
+    "to_device",
+    "zeros",
+    "zeros_like",
+]
+
 
 _NEW = """
 
@@ -198,3 +216,18 @@ _documented(
 )
 
 
+@differentiable(movement=True)
+def to_device(x, device, /, *, stream=None):
+    """Give an array on another device; the gradient travels back.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    device : Device or str
+    stream : CuPy stream, optional
+        Copy on this stream instead of the current one.
+    """
+    return _device.to_device(x, device, stream=stream)
+
+
+to_device.defvjps(x=lambda g, x_device: to_device(g, x_device))

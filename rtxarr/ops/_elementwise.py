@@ -6,6 +6,79 @@ from rtxarr import dtypes
 from rtxarr._device import is_array, namespace
 from rtxarr.autograd._op import differentiable, nondifferentiable
 
+__all__ = [
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "asin",
+    "asinh",
+    "astype",
+    "atan",
+    "atan2",
+    "atanh",
+    "bitwise_and",
+    "bitwise_invert",
+    "bitwise_left_shift",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "ceil",
+    "clip",
+    "conj",
+    "copysign",
+    "cos",
+    "cosh",
+    "divide",
+    "equal",
+    "exp",
+    "expm1",
+    "floor",
+    "floor_divide",
+    "greater",
+    "greater_equal",
+    "hypot",
+    "imag",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "less",
+    "less_equal",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logaddexp",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "maximum",
+    "minimum",
+    "multiply",
+    "negative",
+    "nextafter",
+    "not_equal",
+    "positive",
+    "pow",
+    "real",
+    "reciprocal",
+    "remainder",
+    "round",
+    "sign",
+    "signbit",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "subtract",
+    "tan",
+    "tanh",
+    "trunc",
+    "where",
+]
+
+
 _BFLOAT16 = np.dtype(dtypes.bfloat16)
 
 
@@ -259,8 +332,10 @@ def clip(x, /, min=None, max=None):
     if getattr(x, "dtype", None) is _BFLOAT16:
         low = dtypes.finfo(x.dtype).min if min is None else min
         high = dtypes.finfo(x.dtype).max if max is None else max
-        return minimum(maximum(x, namespace(x).asarray(low, dtype=x.dtype)),
-                       namespace(x).asarray(high, dtype=x.dtype))
+        return minimum(
+            maximum(x, namespace(x).asarray(low, dtype=x.dtype)),
+            namespace(x).asarray(high, dtype=x.dtype),
+        )
     return namespace(x, min, max).clip(x, min, max)
 
 

@@ -10,6 +10,15 @@ from rtxarr.autograd._mode import is_recording
 from rtxarr.autograd._tape import Leaf, Tensor, raw
 from rtxarr.ops._manipulate import broadcast_to
 
+__all__ = [
+    "getitem",
+    "index_add",
+    "index_update",
+    "take",
+    "take_along_axis",
+]
+
+
 
 def _unwrap(key):
     """Take raw arrays out of the tensors in an index."""
@@ -165,7 +174,9 @@ def _along_axis_key(xp, indices, x_shape, axis):
         if i == axis:
             key.append(indices)
         else:
-            key.append(xp.reshape(xp.arange(n), tuple(-1 if j == i else 1 for j in range(len(x_shape)))))
+            key.append(
+                xp.reshape(xp.arange(n), tuple(-1 if j == i else 1 for j in range(len(x_shape))))
+            )
     return tuple(key)
 
 
@@ -198,4 +209,3 @@ def set_item(tensor, key, value):
     if tensor.store is None:
         tensor.store = [0]
     tensor.store[0] += 1
-

@@ -10,6 +10,13 @@ from rtxarr.ops._elementwise import conj
 from rtxarr.ops._manipulate import expand_dims, matrix_transpose, permute_dims, reshape
 from rtxarr.ops._reduce import sum
 
+__all__ = [
+    "matmul",
+    "tensordot",
+    "vecdot",
+]
+
+
 _BFLOAT16 = np.dtype(dtypes.bfloat16)
 
 

@@ -8,6 +8,29 @@ from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.dtypes import bfloat16
 
+__all__ = [
+    "broadcast_arrays",
+    "broadcast_shapes",
+    "broadcast_to",
+    "concat",
+    "expand_dims",
+    "flip",
+    "matrix_transpose",
+    "meshgrid",
+    "moveaxis",
+    "pad",
+    "permute_dims",
+    "repeat",
+    "reshape",
+    "roll",
+    "squeeze",
+    "stack",
+    "tile",
+    "transpose",
+    "unstack",
+]
+
+
 _view = differentiable(movement=True, view=True)
 _move = differentiable(movement=True)
 _BFLOAT16 = np.dtype(bfloat16)
@@ -17,6 +40,17 @@ def _axis(axis, ndim):
     if not -ndim <= axis < ndim:
         raise ValueError(f"axis must lie in [-{ndim}, {ndim}), got {axis}")
     return axis % ndim
+
+
+def normalize_axes(axis, ndim) -> tuple[int, ...]:
+    """Give ``axis`` as a sorted tuple of non-negative integers without repeats."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    wrapped = sorted(_axis(a, ndim) for a in axes)
+    if len(set(wrapped)) != len(wrapped):
+        raise ValueError(f"axis must not name an axis twice, got {axis}")
+    return tuple(wrapped)
 
 
 @_view
@@ -358,4 +392,3 @@ def transpose(x, /):
 
 
 transpose.defvjps(x=lambda g: transpose(g))
-

@@ -23,9 +23,28 @@ from rtxarr.ops._manipulate import (
     expand_dims,
     flip,
     moveaxis,
+    normalize_axes,
     permute_dims,
     reshape,
 )
+
+__all__ = [
+    "all",
+    "any",
+    "count_nonzero",
+    "cumulative_prod",
+    "cumulative_sum",
+    "diff",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "prod",
+    "std",
+    "sum",
+    "var",
+]
+
 
 _OPTIONS = """
 
@@ -37,19 +56,6 @@ _OPTIONS = """
     keepdims : bool, default False
         Keep the reduced axes with length one.
 """
-
-
-def normalize_axes(axis, ndim) -> tuple[int, ...]:
-    """Give ``axis`` as a sorted tuple of non-negative integers without repeats."""
-    if axis is None:
-        return tuple(range(ndim))
-    axes = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
-    wrapped = sorted(a + ndim if a < 0 else a for a in axes)
-    if any(not 0 <= a < ndim for a in wrapped):
-        raise ValueError(f"axis must lie in [-{ndim}, {ndim}), got {axis}")
-    if len(set(wrapped)) != len(wrapped):
-        raise ValueError(f"axis must not name an axis twice, got {axis}")
-    return tuple(wrapped)
 
 
 def _restore(g, x_shape, axis, keepdims):

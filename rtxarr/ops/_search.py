@@ -6,6 +6,21 @@ from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.ops._index import take_along_axis
 
+__all__ = [
+    "argmax",
+    "argmin",
+    "argsort",
+    "isin",
+    "nonzero",
+    "searchsorted",
+    "sort",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
+]
+
+
 
 @nondifferentiable
 def argmax(x, /, *, axis=None, keepdims=False):

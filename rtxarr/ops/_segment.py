@@ -12,6 +12,18 @@ from rtxarr.ops._elementwise import astype, isnan, where
 from rtxarr.ops._index import take
 from rtxarr.ops._manipulate import broadcast_to, reshape
 
+__all__ = [
+    "one_hot",
+    "scatter_add",
+    "scatter_max",
+    "scatter_min",
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_sum",
+]
+
+
 _SEGMENT_DOC = """
 
     Parameters
@@ -103,9 +115,7 @@ def segment_sum(values, indptr, /):
 
 
 segment_sum.defvjps(
-    values=lambda g, indptr, values_shape: take(
-        g, _segment_ids(indptr, values_shape[0]), axis=0
-    )
+    values=lambda g, indptr, values_shape: take(g, _segment_ids(indptr, values_shape[0]), axis=0)
 )
 
 
@@ -150,9 +160,7 @@ def _share(values, taken, count, g):
 
 def _segment_extremum_rule(g, values, indptr, out):
     ids = _segment_ids(indptr, values.shape[0])
-    chosen, total = _share(
-        values, take(out, ids, axis=0), lambda c: segment_sum(c, indptr), g
-    )
+    chosen, total = _share(values, take(out, ids, axis=0), lambda c: segment_sum(c, indptr), g)
     return chosen * take(g / where(total == 0, 1, total), ids, axis=0)
 
 
@@ -217,5 +225,7 @@ def one_hot(indices, n_classes, /, *, dtype=None, axis=-1):
         raise TypeError(f"indices must hold integers, got {indices.dtype}")
     xp = namespace(indices)
     classes = xp.arange(n_classes, dtype=indices.dtype)
-    hot = xp.astype(indices[..., None] == classes, xp.asarray(0.0).dtype if dtype is None else dtype)
+    hot = xp.astype(
+        indices[..., None] == classes, xp.asarray(0.0).dtype if dtype is None else dtype
+    )
     return hot if axis == -1 else xp.moveaxis(hot, -1, axis)

@@ -1,0 +1,33 @@
+"""Nested tuples, lists and dicts of arrays, taken apart and put together."""
+
+
+def flatten(tree) -> tuple[list, object]:
+    """Give the leaves of nested tuples, lists and dicts, and the structure to rebuild them."""
+    leaves: list = []
+    return leaves, _structure(tree, leaves)
+
+
+def _structure(tree, leaves):
+    if isinstance(tree, dict):
+        return dict, list(tree), [_structure(v, leaves) for v in tree.values()]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree), None, [_structure(v, leaves) for v in tree]
+    if isinstance(tree, (tuple, list)):
+        return type(tree), None, [_structure(v, leaves) for v in tree]
+    leaves.append(tree)
+    return None
+
+
+def unflatten(structure, leaves):
+    """Rebuild nested containers from their leaves."""
+    return _build(structure, iter(leaves))
+
+
+def _build(structure, leaves):
+    if structure is None:
+        return next(leaves)
+    kind, keys, parts = structure
+    values = [_build(part, leaves) for part in parts]
+    if kind is dict:
+        return dict(zip(keys, values, strict=True))
+    return kind(*values) if hasattr(kind, "_fields") else kind(values)
