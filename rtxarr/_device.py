@@ -30,6 +30,7 @@ __all__ = [
     "device",
     "device_of",
     "devices",
+    "empty_pinned",
     "is_array",
     "is_device_array",
     "launch",
@@ -424,6 +425,16 @@ def stream(*, non_blocking: bool = True) -> Any:
     if device().kind == "cpu":
         return _HOST_STREAM
     return _cupy().cuda.Stream(non_blocking=non_blocking)
+
+
+def empty_pinned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return an uninitialized NumPy array in page-locked memory, which needs a GPU.
+
+    Copies between it and a GPU run beside the host's work.
+    """
+    import cupyx
+
+    return cupyx.empty_pinned(shape, dtype)
 
 
 def memory_stats(device: str | Device | None = None) -> dict[str, int]:
