@@ -153,7 +153,13 @@ remainder = _binary(
 )
 negative = _unary("negative", "Negate each element.", lambda g: -g)
 positive = _unary("positive", "Give each element unchanged.", lambda g: g)
-abs = _unary("abs", "Give the absolute value.", lambda g, x: g * sign(x), holomorphic=False)
+
+
+def _abs_rule(g, x, out):
+    return g * (x / where(out == 0, 1, out) if _is_complex(x) else sign(x))
+
+
+abs = _unary("abs", "Give the absolute value.", _abs_rule, holomorphic=False)
 square = _unary("square", "Square each element.", lambda g, x: 2 * (g * x))
 reciprocal = _unary("reciprocal", "Give one over each element.", lambda g, out: -(g * out * out))
 sqrt = _unary("sqrt", "Give the square root.", lambda g, out: 0.5 * g / out)

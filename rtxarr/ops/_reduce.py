@@ -281,7 +281,9 @@ def diff(x, /, *, axis=-1, n=1, prepend=None, append=None):
     prepend, append : array, optional
         Values joined to ``x`` before differencing.
     """
-    return namespace(x).diff(x, axis=axis, n=n, prepend=prepend, append=append)
+    ends = {"prepend": prepend, "append": append}
+    given = {name: end for name, end in ends.items() if end is not None}
+    return namespace(x).diff(x, axis=axis, n=n, **given)
 
 
 def _diff_rule(g, x_shape, axis, n, prepend, append):

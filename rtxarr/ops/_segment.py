@@ -6,6 +6,7 @@ by the row that each value goes to. Orders are fixed, so equal inputs give equal
 
 import math
 
+from rtxarr._checks import check_range
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.ops._elementwise import astype, isnan, where
@@ -81,6 +82,7 @@ def _segment_reduce(op, values, indptr):
     _check(values, indptr, "indptr", None)
     if indptr.shape[0] < 1:
         raise ValueError("indptr must have at least one entry, got none")
+    check_range("indptr", indptr, 0, values.shape[0] + 1)
     xp = namespace(values, indptr)
     out = getattr(segment, f"segment_{op}")(_rows(values), xp.astype(indptr, xp.int64, copy=False))
     return xp.reshape(out, (indptr.shape[0] - 1, *values.shape[1:]))
@@ -92,6 +94,7 @@ def _scatter_reduce(op, values, index, n_rows):
     _check(values, index, "index", values)
     if n_rows < 0:
         raise ValueError(f"n_rows must be at least 0, got {n_rows}")
+    check_range("index", index, 0, n_rows)
     xp = namespace(values, index)
     out = scatter_reduce(op, xp.astype(index, xp.int64, copy=False), _rows(values), n_rows)
     return xp.reshape(out, (n_rows, *values.shape[1:]))
@@ -141,13 +144,13 @@ segment_mean.defvjps(values=_segment_mean_rule)
 
 @differentiable
 def segment_max(values, indptr, /):
-    """Give the largest value of each segment; an empty one gives zero, NaN wins."""
+    """Give the largest value of each segment; -inf (or the dtype's lowest) for an empty one."""
     return _segment_reduce("max", values, indptr)
 
 
 @differentiable
 def segment_min(values, indptr, /):
-    """Give the smallest value of each segment; an empty one gives zero, NaN wins."""
+    """Give the smallest value of each segment; inf (or the dtype's highest) for an empty one."""
     return _segment_reduce("min", values, indptr)
 
 
@@ -179,13 +182,13 @@ scatter_add.defvjps(values=lambda g, index: take(g, index, axis=0))
 
 @differentiable
 def scatter_max(values, index, n_rows, /):
-    """Give the largest value sent to each row; untouched rows are zero, NaN wins."""
+    """Give the largest value sent to each row; -inf (or the dtype's lowest) where none was."""
     return _scatter_reduce("max", values, index, n_rows)
 
 
 @differentiable
 def scatter_min(values, index, n_rows, /):
-    """Give the smallest value sent to each row; untouched rows are zero, NaN wins."""
+    """Give the smallest value sent to each row; inf (or the dtype's highest) where none was."""
     return _scatter_reduce("min", values, index, n_rows)
 
 

@@ -1,0 +1,48 @@
+"""Checks that read array data, and so wait for the GPU: off unless asked for."""
+
+import threading
+from contextlib import contextmanager
+
+
+class _State(threading.local):
+    enabled = False
+
+
+_state = _State()
+
+
+def enabled() -> bool:
+    """Tell whether checks of values are on in this thread."""
+    return _state.enabled
+
+
+@contextmanager
+def check_values():
+    """Check index ranges and row pointers in a ``with`` block, reading them to the host.
+
+    Examples
+    --------
+    >>> import rtxarr as rx
+    >>> with rx.testing.check_values():
+    ...     rx.scatter_add(rx.ones(2, device="cpu"), rx.asarray([0, 5], device="cpu"), 3)
+    Traceback (most recent call last):
+        ...
+    IndexError: index must lie in [0, 3), got values from 0 to 5
+    """
+    before = _state.enabled
+    _state.enabled = True
+    try:
+        yield
+    finally:
+        _state.enabled = before
+
+
+def check_range(name: str, index, low: int, high: int) -> None:
+    """Raise IndexError when ``index`` leaves ``[low, high)``; does nothing while checks are off."""
+    if not _state.enabled or index.size == 0:
+        return
+    smallest, largest = int(index.min()), int(index.max())
+    if smallest < low or largest >= high:
+        raise IndexError(
+            f"{name} must lie in [{low}, {high}), got values from {smallest} to {largest}"
+        )

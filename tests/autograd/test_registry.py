@@ -1,0 +1,71 @@
+"""Every differentiable operation of the library has a gradient check of first and second order."""
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rtxarr as rx
+from rtxarr.autograd._op import OPS
+from rtxarr.autograd._tape import Node
+from rtxarr.autograd._tree import flatten
+from rtxarr.testing import gradcheck, gradgradcheck
+
+# Operations register themselves when their module is imported.
+for _module in pkgutil.walk_packages(rx.__path__, "rtxarr."):
+    if not _module.name.startswith(("rtxarr.kernels", "rtxarr.cli", "rtxarr.data", "rtxarr.recipes")):
+        importlib.import_module(_module.name)
+
+
+def _collect():
+    cases = {}
+    for path in sorted(Path(__file__).parent.glob("cases_*.py")):
+        module = importlib.import_module(f"{__package__}.{path.stem}" if __package__ else path.stem)
+        for name, found in module.CASES.items():
+            assert name not in cases, f"{path.name} repeats the cases of {name}"
+            cases[name] = found
+    return cases
+
+
+CASES = _collect()
+IDS = [(name, i) for name, found in CASES.items() for i in range(len(found))]
+
+
+def test_every_operation_has_a_case():
+    assert set(OPS) - set(CASES) == set()
+
+
+def test_every_case_names_an_operation():
+    assert set(CASES) - set(OPS) == set()
+
+
+def _operations(outputs):
+    names, seen = set(), set()
+    stack = [t.node for t in outputs if isinstance(t, rx.Tensor)]
+    while stack:
+        node = stack.pop()
+        if node in seen or type(node) is not Node:
+            continue
+        seen.add(node)
+        names.add(node.plan.op.name)
+        stack.extend(edge[0] for edge in node.edges)
+    return names
+
+
+@pytest.mark.parametrize(("name", "which"), IDS, ids=[f"{n}-{i}" for n, i in IDS])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_gradients_of_first_and_second_order(name, which, device):
+    function, args = CASES[name][which]
+    args = [rx.asarray(a, device=device) if isinstance(a, np.ndarray) else a for a in args]
+    with rx.device(device):
+        tracked = [
+            rx.Tensor(a, requires_grad=True) if rx.isdtype(a.dtype, ("real floating",
+            "complex floating")) else a
+            for a in args
+        ]
+        with np.errstate(all="ignore"):
+            assert name in _operations(flatten(function(*tracked))[0]), "the case misses its operation"
+        gradcheck(function, args)
+        gradgradcheck(function, args)
