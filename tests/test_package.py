@@ -18,6 +18,7 @@ MAX_LINES = 850
 DOMAINS = ("geom", "diffuse", "rl", "multimodal", "privacy", "robust", "compress", "auto")
 # A module may use the rooms of its own rank and of lower ranks.
 RANKS = {
+    "_checks": 0,
     "_device": 0,
     "dtypes": 1,
     "random": 1,
@@ -41,6 +42,8 @@ RANKS = {
 NAMESPACE_RANK = RANKS["autograd"]
 # The part of autograd that operations are made with; ops/ is built on it.
 TAPE = {"rtxarr.autograd._mode", "rtxarr.autograd._op", "rtxarr.autograd._tape"}
+# A Tensor's methods import the engine, the operations and the namespace when they are called.
+TENSOR_METHODS = {"rtxarr.autograd._tape", "rtxarr.ops._methods"}
 
 PUBLIC_MODULES = (
     "rtxarr",
@@ -117,8 +120,8 @@ def upward_imports(module, imported):
     if imported.partition(".")[0] != "rtxarr" or room is None:
         return None
     target = room_of(imported)
-    if module == "rtxarr.autograd._tape" and target in ("autograd", "ops"):
-        return None  # a Tensor's methods import the engine and the operations when called
+    if module in TENSOR_METHODS and target in (None, "autograd", "ops"):
+        return None
     if RANKS.get(target, NAMESPACE_RANK) > RANKS[room]:
         return f"{room} may not use {imported}, which lies above it"
     return None
