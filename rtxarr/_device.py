@@ -326,6 +326,15 @@ def device_of(x: Any) -> Any:
     return array_api_compat.device(x)
 
 
+def special(x: Any) -> ModuleType:
+    """Return the module of special functions (erf and the like) for the raw array ``x``."""
+    if is_device_array(x):
+        import cupyx.scipy.special as module
+    else:
+        import scipy.special as module
+    return module
+
+
 def to_device(x: Any, device: str | Device, *, stream: Any = None) -> Any:
     """Return the raw array ``x`` on ``device``; the same object if it is there already.
 
