@@ -1,4 +1,4 @@
-"""Small real data sets that come with the package; `bundled/README.md` tells where they are from."""
+"""Small real data sets that come with the package; see `bundled/README.md` for their sources."""
 
 from __future__ import annotations
 

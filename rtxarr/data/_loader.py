@@ -11,7 +11,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._device import Device, device_of, is_array, is_device_array, namespace, to_device
-from rtxarr.data._prefetch import Item, Prefetch, copied_ahead, in_turn, is_movable, map_arrays, pin
+from rtxarr.data._prefetch import Prefetch, copied_ahead, in_turn, is_movable, map_arrays, pin
 from rtxarr.random import Generator
 
 # What the loader draws for: part of the generators' keys.
@@ -140,8 +140,9 @@ class DataLoader:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to where another loader of the same data stood, ending a loop in progress.
 
-        ``batch_size`` may differ, since positions count samples. A state taken in the last round
-        of a loop leaves nothing of its epoch: the next loop is empty and the one after it whole.
+        ``batch_size`` may differ, since positions count samples. A state taken inside a
+        loop's last round leaves nothing of that epoch: the next loop is empty, the one after it
+        whole.
         """
         if state.keys() != self.state_dict().keys():
             raise ValueError(
@@ -159,21 +160,21 @@ class DataLoader:
 
     def close(self) -> None:
         """End the loop in progress, if there is one, and its thread."""
-        if self._source is not None:
-            self._source.close()
-            self._source = None
+        if self._source is None:
+            return
+        self._source.close()
+        self._source = None
+        if not self._begins(self._position):  # it gave all it had, even if it was left by break
+            self._epoch += 1
+            self._position = 0
 
     def __iter__(self) -> Iterator[Any]:
         self.close()
         depth = self.prefetch if self._home == "cpu" else 0
-        self._source = Prefetch(self._make, self._jobs(self._epoch, self._position), depth)
-        if depth and self.device != "cpu":
-            items = copied_ahead(self._source, self.device, depth)
-        else:
-            items = in_turn(self._source)
-        return self._loop(self._source, items)
-
-    def _loop(self, source: Prefetch, items: Iterator[Item]) -> Iterator[Any]:
+        source = Prefetch(self._make, self._jobs(self._epoch, self._position), depth)
+        self._source = source
+        copies = depth and self.device != "cpu"
+        items = copied_ahead(source, self.device, depth) if copies else in_turn(source)
         try:
             for item in items:
                 if source.closed:
@@ -185,13 +186,12 @@ class DataLoader:
                 yield batch
             if source.closed:
                 raise RuntimeError(
-                    "this loop has ended: another one began on the same DataLoader, or it was closed"
+                    "this loop has ended: another began on the same DataLoader, or it was closed"
                 )
-            self._epoch += 1
-            self._position = 0
         finally:
             items.close()
-            source.close()
+            if self._source is source:
+                self.close()
 
     def _begins(self, position: int) -> range:
         n_left = self.n_samples - position
@@ -213,8 +213,7 @@ class DataLoader:
         epoch, indices = job
         with self._home:
             if self._arrays and self.transform is None and self.collate is None:
-                where = to_device(indices, self._home)
-                batch = map_arrays(self.dataset, lambda x: namespace(x).take(x, where, axis=0))
+                batch = map_arrays(self.dataset, lambda x: _take(x, indices))
             else:
                 samples = [self._sample(epoch, i) for i in indices.tolist()]
                 try:
@@ -293,6 +292,11 @@ def _count_samples(dataset: Any, arrays: list[Any]) -> int:
     if len(lengths) > 1:
         raise ValueError(f"arrays of dataset must have one length, got {sorted(lengths)}")
     return lengths.pop()
+
+
+def _take(x: Any, indices: np.ndarray) -> Any:
+    xp = namespace(x)
+    return xp.take(x, xp.asarray(indices), axis=0)
 
 
 def _stack(samples: list[Any]) -> Any:

@@ -7,7 +7,7 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -98,7 +98,7 @@ def _work(items: Iterator[Item], results: queue.Queue[Item], stop: threading.Eve
             return
 
 
-def in_turn(source: Prefetch) -> Iterator[Item]:
+def in_turn(source: Prefetch) -> Generator[Item, None, None]:
     """Yield the items of ``source`` up to its end."""
     while (item := source.get()) is not END:
         yield item
@@ -136,7 +136,7 @@ def pin(tree: Any) -> Any:
     return map_arrays(tree, leaf)
 
 
-def copied_ahead(source: Prefetch, device: Device, depth: int) -> Iterator[Item]:
+def copied_ahead(source: Prefetch, device: Device, depth: int) -> Generator[Item, None, None]:
     """Yield the items of ``source`` up to its end, copied from pinned memory to ``device``.
 
     Up to ``depth`` copies are under way, on a side stream. Their memory belongs to the stream that

@@ -19,7 +19,8 @@ import math
 import os
 import reprlib
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
@@ -105,13 +106,11 @@ def write_file(
     # Wide elements first: each array then begins at a multiple of its element size.
     order = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
     header = _format_header([(name, arrays[name]) for name in order], metadata)
+    head = len(header).to_bytes(8, "little") + header
     digest = hashlib.sha256()
     with atomic_write(path) as file:
-        for part in (len(header).to_bytes(8, "little"), header):
-            digest.update(part)
-            file.write(part)
-        for name in order:
-            part = _host_bytes(arrays[name])
+        parts: Iterable[Any] = chain([head], (_host_bytes(arrays[name]) for name in order))
+        for part in parts:
             digest.update(part)
             file.write(part)
         file.seek(8 + len(_DIGEST_PREFIX))
@@ -151,7 +150,8 @@ def _format_header(arrays: list[tuple[str, Any]], metadata: dict[str, str]) -> b
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(
-            f"names and JSON state must take at most {MAX_HEADER_BYTES:,} bytes, got {len(text):,}; "
+            f"names and JSON state must take at most {MAX_HEADER_BYTES:,} bytes, "
+            f"got {len(text):,}; "
             "keep large lists as arrays"
         )
     return text
@@ -241,7 +241,8 @@ def _parse_header(header: bytes, n_data: int) -> tuple[list[_Entry], dict[str, s
         if entry.begin != end:
             fault = "overlaps the array before it" if entry.begin < end else "leaves a gap"
             raise CheckpointError(
-                f"the data of {_short(entry.name)} must begin at byte {end}, got {entry.begin}: {fault}"
+                f"the data of {_short(entry.name)} must begin at byte {end}, got {entry.begin}: "
+                f"{fault}"
             )
         end = entry.end
     if end != n_data:

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +25,7 @@ from rtxarr.data import (
     save_arrays,
     save_checkpoint,
 )
+from rtxarr.data._atomic import atomic_write
 from rtxarr.data._safetensors import write_file
 
 
@@ -151,9 +153,11 @@ states = st.dictionaries(
     keys,
     st.recursive(
         leaves,
-        lambda inner: st.lists(inner, max_size=3)
-        | st.dictionaries(keys, inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(keys, inner, max_size=3)
+            | st.lists(inner, max_size=3).map(tuple)
+        ),
         max_leaves=12,
     ),
     max_size=4,
@@ -354,13 +358,12 @@ def test_load_into_moves_to_the_targets_device():
 # ----------------------------------------------------------------------------- saves cut short
 
 
-@pytest.mark.parametrize("n_whole", [0, 1, 2, 3])
+@pytest.mark.parametrize("n_whole", [0, 1, 2])
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch, n_whole):
     path = tmp_path / "c"
     old = {"w": np.arange(1000.0), "v": np.ones(10), "step": 1}
     save_checkpoint(path, old)
-    digest_update = _full_after(n_whole)
-    monkeypatch.setattr("rtxarr.data._safetensors.atomic_write", digest_update)
+    monkeypatch.setattr("rtxarr.data._safetensors.atomic_write", _full_after(n_whole))
     with pytest.raises(OSError, match="No space left on device"):
         save_checkpoint(path, {**old, "step": 2})
     assert_same(load_checkpoint(path), old)
@@ -369,9 +372,6 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch, n_whole):
 
 def _full_after(n_whole):
     """Make atomic_write whose file takes ``n_whole`` writes, and half of the next one."""
-    from contextlib import contextmanager
-
-    from rtxarr.data._atomic import atomic_write
 
     @contextmanager
     def failing(path):
@@ -407,15 +407,19 @@ folder, n_rounds = sys.argv[1], int(sys.argv[2])
 path = os.path.join(folder, "c.safetensors")
 rng = random.Random(0)
 step = 0
-save_checkpoint(path, {"step": step, "w": np.full(150_000, step, np.float32), "m": [np.full(9, step)]})
+
+def save():
+    w = np.full(150_000, step, np.float32)
+    save_checkpoint(path, {"step": step, "w": w, "m": [np.full(9, step)]})
+
+save()
 for _ in range(n_rounds):
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         while True:
             step += 1
-            state = {"step": step, "w": np.full(150_000, step, np.float32), "m": [np.full(9, step)]}
-            save_checkpoint(path, state)
+            save()
             os.write(write, step.to_bytes(8, "little"))
     os.close(write)
     saved = int.from_bytes(os.read(read, 8), "little")  # it is at work

@@ -1,5 +1,6 @@
 """The file format: against the safetensors package, and against hostile files."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -33,7 +34,7 @@ def random_array(dtype, shape, seed=0):
     """Any bit pattern, NaN payloads included."""
     n_bytes = math.prod(shape) * dtype.itemsize
     raw = np.random.default_rng(seed).integers(0, 256, n_bytes, dtype=np.uint8)
-    if dtype == bool:
+    if dtype.kind == "b":
         raw %= 2
     return raw.view(dtype).reshape(shape)
 
@@ -404,10 +405,8 @@ def test_mutations_raise_nothing_but_checkpoint_errors(scratch, saved, data):
     else:
         with pytest.raises(CheckpointError):
             load_checkpoint(scratch)
-        try:
+        with contextlib.suppress(CheckpointError):
             load_arrays(scratch)
-        except CheckpointError:
-            pass
 
 
 json_values = st.recursive(
@@ -417,7 +416,9 @@ json_values = st.recursive(
     | st.floats()
     | st.text(max_size=6)
     | st.sampled_from(["F32", "BOOL", "I64", "U8", "BF16", "C64", "F4"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 sizes = st.lists(st.integers(0, 4), max_size=3) | json_values
@@ -464,11 +465,13 @@ def test_any_header_is_read_as_safetensors_reads_it_or_refused(scratch, header, 
 @given(
     state=st.recursive(
         json_values,
-        lambda inner: st.dictionaries(
-            st.sampled_from(["version", "state", "$array", "$float", "$tuple", "$$a"]), inner
-        )
-        | st.sampled_from(["w", "nan", 1])
-        | st.lists(inner, max_size=2),
+        lambda inner: (
+            st.dictionaries(
+                st.sampled_from(["version", "state", "$array", "$float", "$tuple", "$$a"]), inner
+            )
+            | st.sampled_from(["w", "nan", 1])
+            | st.lists(inner, max_size=2)
+        ),
         max_leaves=6,
     ),
     keep=st.integers(1, 200),
