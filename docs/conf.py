@@ -29,13 +29,16 @@ autodoc_typehints = "none"  # the docstrings give types, with shapes
 autosummary_generate = True
 autosummary_ignore_module_all = False
 napoleon_google_docstring = False
+napoleon_use_param = False  # types are prose ("array, shape (n,)"), not names to link
 napoleon_use_rtype = False
 napoleon_use_ivar = True
+suppress_warnings = ["ref.python"]  # an attribute's type "dtype" is not Tensor.dtype
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
 doctest_global_setup = """
+__name__ = "__main__"  # the module of what an example defines
 import numpy as np
 import rtxarr as rx
 """
