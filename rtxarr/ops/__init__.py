@@ -1,6 +1,7 @@
 """The namespace's functions and their derivative rules, one file a family."""
 
 from rtxarr.ops import (
+    _activations,
     _create,
     _elementwise,
     _index,
@@ -11,6 +12,7 @@ from rtxarr.ops import (
     _search,
     _segment,
 )
+from rtxarr.ops._activations import *
 from rtxarr.ops._create import *
 from rtxarr.ops._elementwise import *
 from rtxarr.ops._index import *
@@ -21,6 +23,7 @@ from rtxarr.ops._search import *
 from rtxarr.ops._segment import *
 
 __all__ = [
+    *_activations.__all__,
     *_create.__all__,
     *_elementwise.__all__,
     *_index.__all__,

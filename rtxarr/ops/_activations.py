@@ -1,0 +1,466 @@
+"""Activation functions, softmax, gates and dropout, with their derivative rules.
+
+Each keeps for the backward pass only what its rule needs: the output where that is enough.
+"""
+
+import functools
+import math
+
+import numpy as np
+
+from rtxarr import _device
+from rtxarr._device import namespace
+from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._tape import raw
+from rtxarr.ops._elementwise import abs, exp, tanh, where
+from rtxarr.ops._half import check_floating, rounded_once, widen
+from rtxarr.ops._manipulate import normalize_axes
+from rtxarr.ops._reduce import logsumexp, sum
+
+__all__ = [
+    "dropout",
+    "elu",
+    "erf",
+    "geglu",
+    "gelu",
+    "glu",
+    "hardsigmoid",
+    "hardswish",
+    "leaky_relu",
+    "log_sigmoid",
+    "log_softmax",
+    "mish",
+    "relu",
+    "selu",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "swiglu",
+]
+
+_TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
+# Of the tanh form of gelu: sqrt(2 / pi) * (x + 0.044715 * x**3).
+_TANH_SCALE, _TANH_CUBIC = math.sqrt(2 / math.pi), 0.044715
+
+_SHARED_DOC = """
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, any shape
+        Half precision is computed in float32 and rounded once.
+"""
+
+
+def _activation(formula):
+    """Make an elementwise operation out of a formula over float32 or float64 arrays."""
+    compute = rounded_once(formula)
+
+    @functools.wraps(formula)
+    def checked(x, /, **options):
+        check_floating(x=x)
+        return compute(x, **options)
+
+    if "Parameters" not in checked.__doc__:
+        checked.__doc__ += _SHARED_DOC
+    return differentiable(checked, elementwise=True)
+
+
+# ---------------------------------------------------------------------------- rectifiers
+
+
+@functools.partial(differentiable, elementwise=True)
+def relu(x, /):
+    """Give ``max(x, 0)``; the gradient at zero is zero.
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, any shape
+    """
+    check_floating(x=x)
+    return namespace(x).maximum(x, namespace(x).zeros((), dtype=x.dtype))
+
+
+relu.defvjps(x=lambda g, out: where(out <= 0, 0, g))
+
+
+@_activation
+def leaky_relu(x, /, *, negative_slope: float = 0.01):
+    """Give ``x`` where it is positive and ``negative_slope * x`` elsewhere."""
+    return namespace(x).where(x > 0, x, x * negative_slope)
+
+
+leaky_relu.defvjps(x=lambda g, x, negative_slope: where(x > 0, g, widen(g) * negative_slope))
+
+
+@_activation
+def elu(x, /, *, alpha: float = 1.0, scale: float = 1.0):
+    """Give ``scale * x`` where ``x`` is positive, ``scale * alpha * (exp(x) - 1)`` elsewhere.
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, any shape
+    alpha : float, at least 0, default 1.0
+    scale : float, above 0, default 1.0
+
+    References
+    ----------
+    Clevert et al., "Fast and Accurate Deep Network Learning by Exponential Linear Units", 2015,
+    arXiv:1511.07289, eq. 15.
+    """
+    if alpha < 0 or scale <= 0:
+        raise ValueError(f"alpha must be at least 0 and scale above 0, got {alpha} and {scale}")
+    xp = namespace(x)
+    negative = xp.where(x > 0, xp.zeros_like(x), x)  # expm1 must not overflow where unused
+    return scale * xp.where(x > 0, x, alpha * xp.expm1(negative))
+
+
+elu.defvjps(
+    x=lambda g, out, alpha, scale: widen(g) * where(out > 0, scale, widen(out) + scale * alpha)
+)
+
+
+def selu(x, /):
+    """Give the self-normalizing :func:`elu`: zero mean and unit variance are a fixed point.
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, any shape
+
+    References
+    ----------
+    Klambauer et al., "Self-Normalizing Neural Networks", 2017, arXiv:1706.02515, eq. 2 and 14.
+    """
+    return elu(x, alpha=1.6732632423543772, scale=1.0507009873554805)
+
+
+# ------------------------------------------------------------------------------- sigmoids
+
+
+@_activation
+def sigmoid(x, /):
+    """Give ``1 / (1 + exp(-x))``, without overflow."""
+    xp = namespace(x)
+    small = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, xp.ones_like(x), small) / (1 + small)
+
+
+def _sigmoid_rule(g, out):
+    out = widen(out)
+    return g * (out * (1 - out))
+
+
+sigmoid.defvjps(x=_sigmoid_rule)
+
+
+@_activation
+def log_sigmoid(x, /):
+    """Give ``log(sigmoid(x))``, exact in both tails."""
+    xp = namespace(x)
+    return xp.minimum(x, xp.zeros((), dtype=x.dtype)) - xp.log1p(xp.exp(-xp.abs(x)))
+
+
+log_sigmoid.defvjps(x=lambda g, x: g * sigmoid(-widen(x)))
+
+
+@_activation
+def softplus(x, /, *, beta: float = 1.0):
+    """Give ``log(1 + exp(beta * x)) / beta``, without overflow.
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, any shape
+    beta : float, above 0, default 1.0
+        Sharpness: the larger, the nearer to :func:`relu`.
+    """
+    if beta <= 0:
+        raise ValueError(f"beta must be above 0, got {beta}")
+    xp = namespace(x)
+    tail = xp.log1p(xp.exp(-beta * xp.abs(x))) / beta
+    return xp.maximum(x, xp.zeros((), dtype=x.dtype)) + tail
+
+
+softplus.defvjps(x=lambda g, x, beta: g * sigmoid(beta * widen(x)))
+
+
+@_activation
+def hardsigmoid(x, /):
+    """Give ``x / 6 + 1 / 2`` limited to ``[0, 1]``."""
+    return namespace(x).clip(x / 6 + 0.5, 0, 1)
+
+
+hardsigmoid.defvjps(x=lambda g, x: where(abs(x) < 3, widen(g) / 6, 0))
+
+# ------------------------------------------------------------------ smooth rectifiers
+
+
+@_activation
+def silu(x, /):
+    """Give ``x * sigmoid(x)``, also known as swish."""
+    return x * sigmoid(x)
+
+
+def _silu_rule(g, x):
+    x = widen(x)
+    s = sigmoid(x)
+    return g * (s * (1 + x * (1 - s)))
+
+
+silu.defvjps(x=_silu_rule)
+
+
+@_activation
+def hardswish(x, /):
+    """Give ``x * hardsigmoid(x)``."""
+    return x * namespace(x).clip(x / 6 + 0.5, 0, 1)
+
+
+def _hardswish_rule(g, x):
+    x = widen(x)
+    return g * where(x <= -3, 0, where(x >= 3, 1, x / 3 + 0.5))
+
+
+hardswish.defvjps(x=_hardswish_rule)
+
+
+@_activation
+def mish(x, /):
+    """Give ``x * tanh(softplus(x))``.
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, any shape
+
+    References
+    ----------
+    Misra, "Mish: A Self Regularized Non-Monotonic Activation Function", 2019, arXiv:1908.08681.
+    """
+    return x * namespace(x).tanh(softplus(x))
+
+
+def _mish_rule(g, x):
+    x = widen(x)
+    t = tanh(softplus(x))
+    return g * (t + x * sigmoid(x) * (1 - t * t))
+
+
+mish.defvjps(x=_mish_rule)
+
+
+@_activation
+def erf(x, /):
+    """Give the error function."""
+    if hasattr(x, "__array_ufunc__"):  # NumPy, CuPy and dask
+        return _device.special(x).erf(x)
+    # Another library's array: no copy, and it must be in the host's memory.
+    values = _device.special(x).erf(np.from_dlpack(x))
+    return namespace(x).from_dlpack(values)
+
+
+def _erf_rule(g, x):
+    x = widen(x)
+    return g * (_TWO_OVER_SQRT_PI * exp(-(x * x)))
+
+
+erf.defvjps(x=_erf_rule)
+
+
+@_activation
+def gelu(x, /, *, approximate: str = "none"):
+    """Give ``x`` times the standard normal distribution function at ``x``.
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, any shape
+    approximate : {"none", "tanh"}, default "none"
+        "tanh" replaces the error function, as in the paper and in GPT-2; it differs by less
+        than 5e-4.
+
+    References
+    ----------
+    Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", 2016, arXiv:1606.08415, sec. 2.
+    """
+    if approximate == "none":
+        return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
+    if approximate == "tanh":
+        return 0.5 * x * (1 + namespace(x).tanh(_TANH_SCALE * (x + _TANH_CUBIC * x**3)))
+    raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+
+
+def _gelu_rule(g, x, approximate):
+    x = widen(x)
+    if approximate == "none":
+        density = exp(-0.5 * (x * x)) / math.sqrt(2 * math.pi)
+        return g * (0.5 * (1 + erf(x * math.sqrt(0.5))) + x * density)
+    square = x * x
+    t = tanh(_TANH_SCALE * x * (1 + _TANH_CUBIC * square))
+    slope = _TANH_SCALE * (1 + 3 * _TANH_CUBIC * square)
+    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope)
+
+
+gelu.defvjps(x=_gelu_rule)
+
+# --------------------------------------------------------------------------------- softmax
+
+
+@differentiable
+@rounded_once
+def softmax(x, /, *, axis: int = -1):
+    """Give the exponentials divided by their sum along an axis.
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, at least 1-D
+    axis : int, default -1
+
+    Returns
+    -------
+    array or Tensor, shape of ``x``
+        Where all elements along the axis are -inf the result is zero.
+    """
+    shifted, xp = _shifted(x, axis)
+    e = xp.exp(shifted)
+    total = xp.sum(e, axis=axis, keepdims=True)
+    return e / xp.where(total == 0, xp.ones_like(total), total)
+
+
+def _shifted(x, axis):
+    """Subtract the largest element along the axis, where it is finite."""
+    check_floating(x=x)
+    axis = normalize_axes(axis, x.ndim)[0]
+    xp = namespace(x)
+    if x.shape[axis] == 0:
+        return x, xp
+    top = xp.max(x, axis=axis, keepdims=True)
+    return x - xp.where(xp.isfinite(top), top, xp.zeros_like(top)), xp
+
+
+def _softmax_rule(g, out, axis):
+    out = widen(out)
+    return out * (g - sum(g * out, axis=axis, keepdims=True))
+
+
+softmax.defvjps(x=_softmax_rule)
+
+
+@differentiable
+@rounded_once
+def log_softmax(x, /, *, axis: int = -1):
+    """Give the logarithm of :func:`softmax`, exact where that underflows.
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, at least 1-D
+    axis : int, default -1
+    """
+    shifted, xp = _shifted(x, axis)
+    return shifted - logsumexp(shifted, axis=axis, keepdims=True) if x.size else shifted
+
+
+log_softmax.defvjps(
+    x=lambda g, out, axis: g - exp(widen(out)) * sum(widen(g), axis=axis, keepdims=True)
+)
+
+# ----------------------------------------------------------------------------------- gates
+
+
+def _gated(x, axis, activation):
+    """Multiply the first half along ``axis`` by the activation of the second."""
+    check_floating(x=x)
+    axis = normalize_axes(axis, x.ndim)[0]
+    n = x.shape[axis]
+    if n % 2:
+        raise ValueError(f"x must have an even length along axis {axis}, got {n}")
+    before = (slice(None),) * axis
+    return x[(*before, slice(None, n // 2))] * activation(x[(*before, slice(n // 2, None))])
+
+
+_GATE_DOC = """
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, of even length along ``axis``
+    axis : int, default -1
+
+    Returns
+    -------
+    array or Tensor, half as long along ``axis``
+
+    References
+    ----------
+    Shazeer, "GLU Variants Improve Transformer", 2020, arXiv:2002.05202, eq. 5.
+"""
+
+
+def glu(x, /, *, axis: int = -1):
+    """Multiply the first half of ``x`` by the :func:`sigmoid` of the second."""
+    return _gated(x, axis, sigmoid)
+
+
+def geglu(x, /, *, axis: int = -1):
+    """Multiply the first half of ``x`` by the :func:`gelu` of the second."""
+    return _gated(x, axis, gelu)
+
+
+def swiglu(x, /, *, axis: int = -1):
+    """Multiply the first half of ``x`` by the :func:`silu` of the second."""
+    return _gated(x, axis, silu)
+
+
+for _function in (glu, geglu, swiglu):
+    _function.__doc__ += _GATE_DOC
+del _function
+
+# --------------------------------------------------------------------------------- dropout
+
+
+def dropout(x, rate: float, /, *, generator=None):
+    """Set elements to zero at random and scale the others up, so that the mean is kept.
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, any shape
+    rate : float in [0, 1)
+        Probability that an element is dropped.
+    generator : rtxarr.random.Generator, optional
+        The default one when left out.
+
+    Notes
+    -----
+    For the backward pass only the mask is kept, a byte for each element. At rate 0 ``x``
+    itself is returned and nothing is drawn.
+
+    References
+    ----------
+    Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
+    JMLR 15, 2014.
+    """
+    check_floating(x=x)
+    check_rate(rate)
+    return x if rate == 0 else _dropout(x, draw_kept(x, x.shape, rate, generator), rate)
+
+
+def check_rate(rate):
+    if not 0 <= rate < 1:
+        raise ValueError(f"rate must lie in [0, 1), got {rate}")
+
+
+def draw_kept(x, shape, rate, generator):
+    """Draw which elements to keep: an array of bool where ``x`` is."""
+    if generator is None:
+        from rtxarr.random import default_generator
+
+        generator = default_generator()
+    x = raw(x)
+    place = _device.device_of(x)
+    with place if isinstance(place, _device.Device) else _device.device("cpu"):
+        return namespace(x).asarray(generator.dropout_mask(shape, rate))
+
+
+@differentiable(elementwise=True)
+def _dropout(x, kept, rate, /):
+    scaled = rounded_once(lambda x: x / (1 - rate))(x)
+    return namespace(x).where(kept, scaled, namespace(x).zeros((), dtype=x.dtype))
+
+
+_dropout.defvjps(x=lambda g, kept, rate: _dropout(g, kept, rate))
