@@ -188,15 +188,24 @@ def isdtype(dtype: Any, kind: Any) -> _PY_BOOL:
     return dtype == kind
 
 
-@functools.cache
 def _kind(dtype: Any) -> str:
     """Return NumPy's letter for the dtype's kind, with bfloat16 a float."""
-    if not isinstance(dtype, np.dtype):
-        for kind, letter in (("real floating", "f"), ("complex floating", "c"), ("bool", "b")):
-            if isdtype(dtype, kind):
-                return letter
-        return "i"
+    # The cache must not mix libraries: array_api_strict's dtypes hash like NumPy's, but warn
+    # when compared with them.
+    return _numpy_kind(dtype) if isinstance(dtype, np.dtype) else _foreign_kind(dtype)
+
+
+@functools.cache
+def _numpy_kind(dtype: np.dtype) -> str:
     return "f" if dtype == _BF16 else dtype.kind
+
+
+@functools.cache
+def _foreign_kind(dtype: Any) -> str:
+    for kind, letter in (("real floating", "f"), ("complex floating", "c"), ("bool", "b")):
+        if isdtype(dtype, kind):
+            return letter
+    return "i"
 
 
 def is_floating(dtype: Any) -> _PY_BOOL:
@@ -209,7 +218,6 @@ def is_inexact(dtype: Any) -> _PY_BOOL:
     return _kind(dtype) in "fc"
 
 
-@functools.cache
 def is_half(dtype: Any) -> _PY_BOOL:
     """Tell whether ``dtype`` is float16 or bfloat16."""
     # array_api_strict warns when its dtypes are compared with NumPy's.
