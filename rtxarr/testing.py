@@ -37,7 +37,7 @@ AWKWARD_SHAPES = ((), (0,), (1,), (0, 3), (3, 0), (1, 1), (5, 1, 4), (2, 3, 5))
 
 def _host(x):
     x = raw(x)
-    return np.asarray(_device.to_device(x, "cpu")) if _device.is_array(x) else np.asarray(x)
+    return np.asarray(_device.to_device(x, "cpu") if _device.is_device_array(x) else x)
 
 
 def assert_close(
