@@ -171,119 +171,124 @@ def _needed(outputs, wanted):
 
 def _run(outputs, wanted, create_graph, retain_graph, samples):
     """Propagate ``(tensor, gradient)`` pairs; give leaf gradients, or the wanted ones."""
-    needed = None if wanted is None else _needed(outputs, wanted)
-    grads: dict = {}  # node -> gradient (list of them for several outputs)
-    owned: set = set()  # targets whose buffer was allocated here, so may be added into
-    masks: dict = {}  # node -> elements outside which the gradient is structurally zero
-    found: dict = {}  # leaf, or wanted (node, slot) -> gradient
-    heap: list = []
+    backward = _Pass(outputs, wanted, create_graph, retain_graph, samples)
     previous = state.mode
     if not create_graph:
         state.mode = OFF
     try:
+        return backward.run(outputs)
+    finally:
+        state.mode = previous
+
+
+class _Pass:
+    """One backward pass: what each node has received, and the nodes still to run."""
+
+    def __init__(self, outputs, wanted, create_graph, retain_graph, samples):
+        self.wanted = wanted
+        self.needed = None if wanted is None else _needed(outputs, wanted)
+        self.create_graph = create_graph
+        self.retain_graph = retain_graph
+        self.samples = samples
+        self.grads: dict = {}  # node or leaf -> gradient (a list of them for several outputs)
+        self.owned: set = set()  # targets whose buffer was allocated here: may be added into
+        self.masks: dict = {}  # node -> elements outside which its gradient is zero by design
+        self.found: dict = {}  # wanted (node, slot) -> gradient
+        self.heap: list = []  # nodes by order: the newest first
+
+    def run(self, outputs):
         for tensor, g in outputs:
-            if needed is None or tensor.node in needed:
-                _deliver(tensor.node, tensor.slot, g, None, grads, owned, masks, heap, create_graph)
+            if self.needed is None or tensor.node in self.needed:
+                self.deliver(tensor.node, tensor.slot, g, None)
+        heap, grads = self.heap, self.grads
         while heap:
             node = heappop(heap)[1]
             g = grads.pop(node)
-            mask = masks.pop(node, None) if masks else None
-            if wanted is not None:
-                _collect(node, g, wanted, found)
-            if needed is not None and not any(edge[0] in needed for edge in node.edges):
+            if self.wanted is not None:
+                self.collect(node, g)
+                if not any(edge[0] in self.needed for edge in node.edges):
+                    continue
+            self.visit(node, g)
+        if self.wanted is None:
+            return grads
+        for leaf, g in grads.items():
+            self.collect(leaf, g)
+        return self.found
+
+    def collect(self, node, g):
+        """Keep a gradient that was asked for."""
+        parts = enumerate(g) if type(g) is list else ((0, g),)
+        for slot, part in parts:
+            if part is not None and (node, slot) in self.wanted:
+                self.found[node, slot] = part
+
+    def visit(self, node, g):
+        """Run the rules of one node and hand on what they give."""
+        plan = node.plan
+        op = plan.op
+        saved = node.saved
+        if type(saved) is not tuple:
+            saved = _restore(node, saved, self.retain_graph)
+        for guard, version in node.guards:
+            _check_unchanged(op, guard, version)
+        if self.create_graph:
+            saved = _as_tensors(node, saved)
+        mask = self.masks.pop(node, None) if self.masks else None
+        conjugate = op.holomorphic and _is_complex(g)
+        if conjugate:
+            g = _conj(g)
+        joint = plan.call(g, saved) if plan.call is not None else None
+        needed, samples = self.needed, self.samples
+        for k, (target, slot, shape, dtype) in enumerate(node.edges):
+            if needed is not None and target not in needed:
                 continue
-            plan = node.plan
-            op = plan.op
-            saved = node.saved
-            if type(saved) is not tuple:
-                saved = _restore(node, saved, retain_graph)
-            for counter, version in node.guards:
-                if type(counter) is list:
-                    if counter[0] != version:
-                        _refuse_changed(op, counter[0], version)
-                elif checksum(counter) != version:
-                    raise RuntimeError(
-                        f"an array saved for the gradient of {op.name}() was changed behind the "
-                        "tape's back"
-                    )
-            if create_graph:
-                saved = _as_tensors(node, saved)
-            conjugate = op.holomorphic and _is_complex(g)
+            if samples is not None and target in samples.leaves:
+                samples.take(plan, k, target, g, saved)
+                continue
+            gx = plan.calls[k](g, saved) if joint is None else joint[plan.tracked[k]]
+            if gx is None:
+                continue
             if conjugate:
-                g = _conj(g)
-            if plan.call is not None:
-                given = plan.call(g, saved)
-                given = [given[i] for i in plan.tracked]
-            for k, (target, slot, shape, dtype) in enumerate(node.edges):
-                if needed is not None and target not in needed:
-                    continue
-                if samples is not None and target in samples.leaves:
-                    samples.take(plan, k, target, g, saved)
-                    continue
-                gx = given[k] if plan.call is not None else plan.calls[k](g, saved)
-                if gx is None:
-                    continue
-                if conjugate:
-                    gx = _conj(gx)
-                passed = None
-                if mask is not None or plan.mask_calls[k] is not None:
-                    gx, passed = _route_mask(plan, k, g, gx, mask, saved, shape)
-                if gx.shape != shape:
-                    gx = unbroadcast(gx, shape)
-                if gx.dtype is not dtype and gx.dtype != dtype:
-                    gx = _cast(gx, dtype)
-                _deliver(target, slot, gx, passed, grads, owned, masks, heap, create_graph)
-            if not retain_graph:
-                node.saved = _FREED
-    finally:
-        state.mode = previous
-    if wanted is None:
-        return {leaf: g for leaf, g in grads.items()}
-    for leaf, g in grads.items():
-        if (leaf, 0) in wanted:
-            found[leaf, 0] = g
-    return found
+                gx = _conj(gx)
+            passed = None
+            if mask is not None or plan.mask_calls[k] is not None:
+                gx, passed = _route_mask(plan, k, g, gx, mask, saved, shape)
+            if gx.shape != shape:
+                gx = unbroadcast(gx, shape)
+            if gx.dtype is not dtype and gx.dtype != dtype:
+                gx = _cast(gx, dtype)
+            self.deliver(target, slot, gx, passed)
+        if not self.retain_graph:
+            node.saved = _FREED
 
-
-def _deliver(target, slot, g, mask, grads, owned, masks, heap, create_graph):
-    """Add ``g`` to what output ``slot`` of ``target`` has received so far."""
-    known = grads.get(target)
-    if type(target) is Node and target.outputs is not None:
+    def deliver(self, target, slot, g, mask):
+        """Add ``g`` to what output ``slot`` of ``target`` has received so far."""
+        grads = self.grads
+        known = grads.get(target)
         if known is None:
-            known = grads[target] = [None] * len(target.outputs)
-            heappush(heap, (target.order, target))
-        known[slot] = g if known[slot] is None else known[slot] + g
-        return
-    if known is None:
-        grads[target] = g
-        if type(target) is Node:
-            heappush(heap, (target.order, target))
-            if mask is not None:
-                masks[target] = mask
-        return
-    if create_graph:
-        grads[target] = known + g
-    elif target in owned:
-        known += g
-        grads[target] = known
-    else:
-        grads[target] = known + g
-        owned.add(target)
-    if masks and target in masks:
-        if mask is None:
-            del masks[target]
+            grads[target] = g
+            if type(target) is Node:
+                heappush(self.heap, (target.order, target))
+                if target.outputs is not None:
+                    grads[target] = [None] * len(target.outputs)
+                    grads[target][slot] = g
+                elif mask is not None:
+                    self.masks[target] = mask
+            return
+        if type(known) is list:
+            known[slot] = g if known[slot] is None else known[slot] + g
+            return
+        if not self.create_graph and target in self.owned:
+            known += g
+            grads[target] = known
         else:
-            masks[target] = masks[target] | mask
-
-
-def _collect(node, g, wanted, found):
-    if node.outputs is None:
-        if (node, 0) in wanted:
-            found[node, 0] = g
-        return
-    for slot, part in enumerate(g):
-        if (node, slot) in wanted and part is not None:
-            found[node, slot] = part
+            grads[target] = known + g
+            self.owned.add(target)
+        if self.masks and target in self.masks:
+            if mask is None:
+                del self.masks[target]
+            else:
+                self.masks[target] = self.masks[target] | mask
 
 
 def _restore(node, saved, keep):
@@ -296,11 +301,18 @@ def _restore(node, saved, keep):
     return saved.value(keep)
 
 
-def _refuse_changed(op, now, then):
-    raise RuntimeError(
-        f"a tensor saved for the gradient of {op.name}() was changed in place: it is at "
-        f"version {now}, but version {then} was saved"
-    )
+def _check_unchanged(op, guard, version):
+    """Compare a mutation counter (or, when debugging, the contents of an array)."""
+    if type(guard) is list:
+        if guard[0] != version:
+            raise RuntimeError(
+                f"a tensor saved for the gradient of {op.name}() was changed in place: it is at "
+                f"version {guard[0]}, but version {version} was saved"
+            )
+    elif checksum(guard) != version:
+        raise RuntimeError(
+            f"an array saved for the gradient of {op.name}() was changed behind the tape's back"
+        )
 
 
 def _as_tensors(node, saved):
@@ -359,14 +371,11 @@ def unbroadcast(g, shape):
     from rtxarr import ops
 
     extra = g.ndim - len(shape)
+    if extra < 0 or any(n not in (1, g.shape[extra + i]) for i, n in enumerate(shape)):
+        return ops.broadcast_to(g, shape)  # the rule gave a constant or a smaller array
     axes = tuple(range(extra)) + tuple(
         extra + i for i, n in enumerate(shape) if n == 1 and g.shape[extra + i] != 1
     )
-    if extra < 0 or any(
-        n not in (1, g.shape[extra + i]) for i, n in enumerate(shape)
-    ):  # a mistake in a rule, also a user's
-        g = ops.broadcast_to(g, shape)
-        return g
     if axes:
         g = ops.sum(g, axis=axes, keepdims=True)
     return g if g.shape == shape else ops.reshape(g, shape)

@@ -82,29 +82,43 @@ __all__ = [
 _BFLOAT16 = np.dtype(dtypes.bfloat16)
 
 
+class _Implementations(dict):
+    """A namespace's function by the types of its arguments: spares two look-ups a call."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __missing__(self, types):
+        name = self._name
+
+        def function(*args):
+            found = getattr(namespace(*args), name)
+            if any(is_array(a) for a in args):  # else it depends on the current device
+                self[types] = found
+            return found(*args)
+
+        return function
+
+
 def _unary(name, summary, rule=None, *, holomorphic=True):
     """Make the one-argument function ``name``; ``rule`` is its gradient, None for zero."""
 
-    implementations = {}  # from the array's type: spares the look-ups of each call
+    implementations = _Implementations(name)
 
     def function(x, /):
-        implementation = implementations.get(type(x))
-        if implementation is None:
-            implementation = getattr(namespace(x), name)
-            if is_array(x):
-                implementations[type(x)] = implementation
-        return implementation(x)
+        return implementations[type(x)](x)
 
     return _finish(function, name, summary, ("x",), {"x": rule} if rule else {}, holomorphic)
 
 
 def _binary(name, summary, rule1=None, rule2=None, *, holomorphic=True):
     """Make the two-argument function ``name``, with broadcasting and promotion."""
+    implementations = _Implementations(name)
 
     def function(x1, x2, /):
         if getattr(x1, "dtype", None) is _BFLOAT16 or getattr(x2, "dtype", None) is _BFLOAT16:
             x1, x2 = _align(x1, x2)
-        return getattr(namespace(x1, x2), name)(x1, x2)
+        return implementations[type(x1), type(x2)](x1, x2)
 
     rules = {"x1": rule1, "x2": rule2} if rule1 else {}
     return _finish(function, name, summary, ("x1", "x2"), rules, holomorphic)

@@ -16,6 +16,9 @@ from rtxarr.ops import _reduce as reduce
 from rtxarr.ops import _search as search
 
 
+_COMMON = {Tensor, np.ndarray, int, float}
+
+
 def _operand(x):
     """Tell whether an operator may take ``x``; others get NotImplemented and Python's error."""
     return isinstance(x, (Tensor, int, float, complex)) or _device.is_array(x)
@@ -26,12 +29,12 @@ def _operator(function):
     op = getattr(function, "op", None)
 
     def forward(self, other):
-        if not _operand(other):
+        if type(other) not in _COMMON and not _operand(other):
             return NotImplemented
         return function(self, other) if op is None else apply(op, (self, other), {})
 
     def reflected(self, other):
-        if not _operand(other):
+        if type(other) not in _COMMON and not _operand(other):
             return NotImplemented
         return function(other, self) if op is None else apply(op, (other, self), {})
 
