@@ -11,6 +11,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._device import Device, device_of, is_array, is_device_array, namespace, to_device
+from rtxarr.autograd import Tensor
 from rtxarr.data._prefetch import Prefetch, copied_ahead, in_turn, is_movable, map_arrays, pin
 from rtxarr.random import Generator
 
@@ -28,9 +29,9 @@ class DataLoader:
     Parameters
     ----------
     dataset : array, tuple or dict of arrays, or any object with ``__len__`` and ``__getitem__``
-        Arrays are indexed along their first axis, which must have one length. An object is called
-        with ints in ``range(len(dataset))`` and returns a sample: an array or number, or a tuple
-        or dict of them.
+        Arrays (or Tensors, for their data) are indexed along their first axis, which must have one
+        length. An object is indexed with ints in ``range(len(dataset))`` and returns a sample: an
+        array or number, or a tuple or dict of them.
     batch_size : int, at least 1
     shuffle : bool, default True
         Whether each epoch has an order of its own; otherwise all have the dataset's.
@@ -83,16 +84,16 @@ class DataLoader:
         collate: Callable[[list], Any] | None = None,
         transform: Callable[..., Any] | None = None,
     ) -> None:
-        self.dataset = dataset
+        self._arrays = _find_arrays(dataset)
+        self.dataset = map_arrays(dataset, _raw) if self._arrays else dataset
         self.batch_size = _integer("batch_size", batch_size, 1)
         self.shuffle = shuffle
-        self.seed = operator.index(seed)
+        self.seed = _integer("seed", seed, 0)
         self.drop_last = drop_last
         self.prefetch = _integer("prefetch", prefetch, 0)
         self.collate = collate
         self.transform = transform
         self._transform_draws = transform is not None and _n_required(transform) > 1
-        self._arrays = _find_arrays(dataset)
         self.n_samples = _count_samples(dataset, self._arrays)
         if drop_last and self.n_samples < self.batch_size:
             raise ValueError(
@@ -203,8 +204,8 @@ class DataLoader:
         """Yield the epoch and the sample indices of each batch."""
         order = np.arange(self.n_samples)
         if self.shuffle:
-            with _device.device("cpu"):
-                order = Generator(self.seed, key=(_ORDER, epoch)).permutation(self.n_samples)
+            rng = Generator(self.seed, key=(_ORDER, epoch))
+            order = rng.permutation(self.n_samples, device="cpu")
         for begin in self._begins(position):
             yield epoch, order[begin : begin + self.batch_size]
 
@@ -274,8 +275,13 @@ def _find_arrays(dataset: Any) -> list[Any]:
         arrays = list(dataset)
     else:
         arrays = [dataset] if is_array(dataset) else []
+    arrays = [_raw(x) for x in arrays]
     namespace(*arrays)  # refuses arrays of two libraries
     return arrays
+
+
+def _raw(x: Any) -> Any:
+    return x.data if isinstance(x, Tensor) else x
 
 
 def _count_samples(dataset: Any, arrays: list[Any]) -> int:
@@ -301,6 +307,7 @@ def _take(x: Any, indices: np.ndarray) -> Any:
 
 def _stack(samples: list[Any]) -> Any:
     """Join samples along a new first axis, field by field."""
+    samples = [_raw(sample) for sample in samples]
     first = samples[0]
     if isinstance(first, Mapping):
         return {key: _stack([sample[key] for sample in samples]) for key in first}

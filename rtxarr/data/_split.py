@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rtxarr import _device
 from rtxarr.random import Generator
 
 
@@ -65,5 +64,4 @@ def kfold(n: int, k: int, seed: int = 0) -> Iterator[tuple[np.ndarray, np.ndarra
 def _permutation(n: int, seed: int) -> np.ndarray:
     if n < 0:
         raise ValueError(f"n must be at least 0, got {n}")
-    with _device.device("cpu"):
-        return Generator(seed).permutation(n)
+    return Generator(seed).permutation(n, device="cpu")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rtxarr.autograd import Tensor
 from rtxarr.data import DataLoader
 
 
@@ -120,6 +121,15 @@ def test_structure_is_kept():
     batch = next(iter(DataLoader({"x": x, "y": y}, 4, device="cpu")))
     assert list(batch) == ["x", "y"]
     np.testing.assert_array_equal(batch["x"], batch["y"])
+
+
+def test_tensors_give_raw_arrays():
+    t = Tensor(np.arange(3.0))
+    for dataset in (t, [Tensor(np.asarray(v)) for v in t.data]):
+        (batch,) = DataLoader(dataset, 3, shuffle=False, device="cpu")
+        assert type(batch) is np.ndarray
+        assert batch.tolist() == [0, 1, 2]
+    assert type(next(iter(DataLoader((t, t), 2, device="cpu")))[1]) is np.ndarray
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -409,7 +419,8 @@ def test_reads_ahead_no_further_than_told():
         ((np.zeros(3), True), {}, TypeError, "batch_size must be an int, got True"),
         ((np.zeros(3), 4), {"drop_last": True}, ValueError, "at most 3, the number of samples"),
         ((np.zeros(3), 1), {"prefetch": -1}, ValueError, "prefetch must be at least 0, got -1"),
-        ((np.zeros(3), 1), {"seed": 0.5}, TypeError, "float"),
+        ((np.zeros(3), 1), {"seed": 0.5}, TypeError, "seed must be an int, got 0.5"),
+        ((np.zeros(3), 1), {"seed": -1}, ValueError, "seed must be at least 0, got -1"),
         ((np.zeros(3), 1), {"device": "tpu"}, ValueError, "device must be"),
     ],
 )
