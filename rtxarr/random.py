@@ -1,0 +1,580 @@
+"""Random numbers from counters: the same bits on the CPU and on every GPU.
+
+A :class:`Generator` is a key and a counter. Value ``i`` of a draw depends on the key, on the
+counter when the draw began, and on ``i``, and on nothing else: not on the device, the number of
+threads or how a draw is cut into pieces. A draw of float32, float16, bfloat16 or bool values takes
+one 32-bit word a value; one of float64 values or integers takes two, from an even counter. The
+words come from Philox-4x32-10; see ``rtxarr.kernels.philox`` for their order.
+
+Examples
+--------
+>>> from rtxarr.random import Generator
+>>> rng = Generator(0)
+>>> rng.integers(0, 10, (5,), device="cpu")
+array([...])
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from rtxarr import _device
+from rtxarr.dtypes import bfloat16
+from rtxarr.kernels import philox
+
+__all__ = ["Generator", "default_generator", "record_draws", "replay_draws", "seed"]
+
+_U = np.uint64
+_ALGORITHM = "philox4x32-10"
+_FLOATS = tuple(np.dtype(t) for t in (np.float16, bfloat16, np.float32, np.float64))
+_SPAWN = 2**64 - 1  # child number that leads to the spawned ones; explicit keys are smaller
+
+# Guards the counters: a draw reserves its words before it makes them.
+_lock = threading.Lock()
+_recording = threading.local()  # .logs: the record_draws() that this thread is inside of
+
+
+class Generator:
+    """A stream of random numbers.
+
+    Parameters
+    ----------
+    seed : int in [0, 2**64)
+    key : int or tuple of int in [0, 2**63), default ()
+        Names one of the seed's independent streams: ``Generator(seed, key=(epoch, index))`` gives
+        the same numbers wherever and whenever it is made.
+
+    Notes
+    -----
+    All methods that draw take ``device``, a device or its name, for where the result is to be;
+    by default the current device. ``shape`` is an int or a tuple of ints.
+    """
+
+    def __init__(self, seed: int, *, key: int | tuple[int, ...] = ()) -> None:
+        self._key = _U(_integer("seed", seed, 0, 2**64))
+        self._stream = _U(0)
+        for number in key if isinstance(key, tuple) else (key,):
+            number = _integer("key", number, 0, 2**63)
+            self._key, self._stream = philox.derive(self._key, self._stream, number)
+        self._offset = 0
+        self._spawned = 0
+        self._ahead = (0, np.empty(0, _U))  # where the stored words begin, and they
+
+    def __repr__(self) -> str:
+        return f"<Generator {_ALGORITHM} key {int(self._key):016x} at {self._offset}>"
+
+    # -------------------------------------------------------------------------------- streams
+
+    def spawn(self, n: int) -> list[Generator]:
+        """Return ``n`` new generators, independent of this one and of each other."""
+        n = _integer("n", n, 0, 2**63)
+        first = self._spawned
+        self._spawned += n
+        base = philox.derive(self._key, self._stream, _SPAWN)
+        children = [Generator(0) for _ in range(n)]
+        for i, child in enumerate(children):
+            child._key, child._stream = philox.derive(*base, first + i)
+        return children
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as a dict of ints and a name, fit for JSON."""
+        return {
+            "algorithm": _ALGORITHM,
+            "key": int(self._key),
+            "stream": int(self._stream),
+            "offset": self._offset,
+            "spawned": self._spawned,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from where the generator was when it gave ``state``."""
+        expected = {"algorithm", "key", "stream", "offset", "spawned"}
+        if set(state) != expected:
+            raise ValueError(f"state must have the keys {sorted(expected)}, got {sorted(state)}")
+        if state["algorithm"] != _ALGORITHM:
+            raise ValueError(f"algorithm must be {_ALGORITHM!r}, got {state['algorithm']!r}")
+        numbers = {name: _integer(name, state[name], 0, 2**64) for name in expected - {"algorithm"}}
+        self._key, self._stream = _U(numbers["key"]), _U(numbers["stream"])
+        self._offset, self._spawned = numbers["offset"], numbers["spawned"]
+        self._ahead = (0, np.empty(0, _U))
+
+    def _reserve(self, kind: str, n: int) -> int:
+        """Move the counter past ``n`` values and return where they begin."""
+        width = philox.words_per_value(kind)
+        with _lock:
+            for log in getattr(_recording, "logs", ()):
+                log.setdefault(self, self._offset)
+            start = self._offset + self._offset % width
+            self._offset = start + n * width
+        return start
+
+    def _draw(self, kind: str, shape: Any, dtype: Any, params: tuple, device: Any) -> Any:
+        shape = _shape(shape)
+        n = math.prod(shape)
+        place = _device.device(device)
+        values = philox.fill(
+            kind,
+            n,
+            np.dtype(dtype),
+            params,
+            key=self._key,
+            stream=self._stream,
+            offset=self._reserve(kind, n),
+            device=place,
+            words=self._words,
+        )
+        return values.reshape(shape)
+
+    def _words(self, start: int, n: int) -> np.ndarray:
+        """Return ``n`` words from ``start``, made ahead in growing pieces.
+
+        Making few words takes as long as making a thousand.
+        """
+        first, words = self._ahead
+        if start < first or start + n > first + words.size:
+            size = max(n, min(2 * words.size, 4096))
+            first, words = (
+                start,
+                philox.stream_words(start, size, key=self._key, stream=self._stream),
+            )
+            self._ahead = first, words
+        return words[start - first : start - first + n]
+
+    # -------------------------------------------------------------------- continuous numbers
+
+    def uniform(
+        self,
+        shape: int | tuple[int, ...],
+        low: float = 0.0,
+        high: float = 1.0,
+        *,
+        dtype: Any = np.float64,
+        device: Any = None,
+    ) -> Any:
+        """Draw uniform numbers in [low, high).
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+        low, high : float
+            Finite, ``low < high``.
+        dtype : floating dtype, default float64
+            float64 draws have 53 random bits, float32 draws 24; half types round those.
+        device : Device or str, optional
+
+        Returns
+        -------
+        array of ``dtype``, shape ``shape``
+        """
+        dtype = _float_dtype(dtype)
+        low, high = float(low), float(high)
+        if not (low < high and math.isfinite(high - low)):
+            raise ValueError(f"low must be less than high, both finite, got {low} and {high}")
+        first, last = _round_inward(low, dtype, up=True), _round_inward(high, dtype, up=False)
+        if last == high:
+            last = _next(last, -math.inf, dtype)
+        if first > last:
+            raise ValueError(f"no {dtype} number lies in [{low}, {high})")
+        kind, scalar = ("uniform64", float) if dtype == np.float64 else ("uniform32", np.float32)
+        params = tuple(scalar(x) for x in (high - low, low, first, last))
+        return self._draw(kind, shape, dtype, params, device)
+
+    def normal(
+        self,
+        shape: int | tuple[int, ...],
+        mean: float = 0.0,
+        std: float = 1.0,
+        *,
+        dtype: Any = np.float64,
+        device: Any = None,
+    ) -> Any:
+        """Draw from the normal distribution, by the inverse of its distribution function.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+        mean : float
+        std : float, at least 0
+        dtype : floating dtype, default float64
+            Computed in float64 and rounded; float64 draws reach 8.2 standard deviations, narrower
+            ones 6.3.
+        device : Device or str, optional
+
+        Returns
+        -------
+        array of ``dtype``, shape ``shape``
+        """
+        dtype = _float_dtype(dtype)
+        mean, std = _finite("mean", mean), _finite("std", std)
+        if std < 0:
+            raise ValueError(f"std must not be negative, got {std}")
+        params = (0.0, 1.0, std, mean, -math.inf, math.inf)
+        return self._draw(_sized("normal", dtype), shape, dtype, params, device)
+
+    def truncated_normal(
+        self,
+        shape: int | tuple[int, ...],
+        mean: float = 0.0,
+        std: float = 1.0,
+        low: float = -2.0,
+        high: float = 2.0,
+        *,
+        dtype: Any = np.float64,
+        device: Any = None,
+    ) -> Any:
+        """Draw from the normal distribution given that the number lies in [low, high].
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+        mean : float
+        std : float, more than 0
+        low, high : float, ``low < high``
+            Bounds of the numbers themselves; may be infinite.
+        dtype : floating dtype, default float64
+        device : Device or str, optional
+
+        Returns
+        -------
+        array of ``dtype``, shape ``shape``
+        """
+        dtype = _float_dtype(dtype)
+        mean, std, low, high = _finite("mean", mean), _finite("std", std), float(low), float(high)
+        if std <= 0:
+            raise ValueError(f"std must be positive, got {std}")
+        if not low < high:
+            raise ValueError(f"low must be less than high, got {low} and {high}")
+        first, last = _round_inward(low, dtype, up=True), _round_inward(high, dtype, up=False)
+        a, b, sign = (low - mean) / std, (high - mean) / std, 1.0
+        if a + b > 0:  # the lower tail's probabilities keep more digits
+            a, b, sign = -b, -a, -1.0
+        start = math.erfc(-a / math.sqrt(2)) / 2
+        width = math.erfc(-b / math.sqrt(2)) / 2 - start
+        if width < 1e-290 or first > last:
+            raise ValueError(
+                f"[{low}, {high}] must hold some of the normal distribution with mean {mean} and "
+                f"std {std}"
+            )
+        params = (start, width, sign * std, mean, first, last)
+        return self._draw(_sized("normal", dtype), shape, dtype, params, device)
+
+    def exponential(
+        self,
+        shape: int | tuple[int, ...],
+        scale: float = 1.0,
+        *,
+        dtype: Any = np.float64,
+        device: Any = None,
+    ) -> Any:
+        """Draw from the exponential distribution with mean ``scale`` (not negative)."""
+        dtype = _float_dtype(dtype)
+        scale = _finite("scale", scale)
+        if scale < 0:
+            raise ValueError(f"scale must not be negative, got {scale}")
+        return self._draw(_sized("exponential", dtype), shape, dtype, (scale,), device)
+
+    # ---------------------------------------------------------------------- discrete numbers
+
+    def integers(
+        self,
+        low: int,
+        high: int,
+        shape: int | tuple[int, ...] = (),
+        *,
+        dtype: Any = np.int64,
+        device: Any = None,
+    ) -> Any:
+        """Draw integers in [low, high), all equally likely.
+
+        Parameters
+        ----------
+        low, high : int
+            ``low < high``; both ends must fit in ``dtype``.
+        shape : int or tuple of int
+        dtype : integer dtype, default int64
+        device : Device or str, optional
+
+        Returns
+        -------
+        array of ``dtype``, shape ``shape``
+        """
+        dtype = np.dtype(dtype)
+        if dtype.kind not in "iu":
+            raise TypeError(f"dtype must be an integer type, got {dtype}")
+        limits = np.iinfo(dtype)
+        low = _integer("low", low, limits.min, limits.max + 1)
+        high = _integer("high", high, limits.min, limits.max + 2)
+        if low >= high:
+            raise ValueError(f"low must be less than high, got {low} and {high}")
+        kind, scalar = ("signed64", np.int64) if dtype.kind == "i" else ("unsigned64", _U)
+        span = _U((high - low) % 2**64)  # all 2**64 are written as 0
+        return self._draw(kind, shape, dtype, (span, scalar(low)), device)
+
+    def bernoulli(
+        self, p: Any, shape: int | tuple[int, ...] | None = None, *, device: Any = None
+    ) -> Any:
+        """Draw booleans that are True with probability ``p``.
+
+        Parameters
+        ----------
+        p : float in [0, 1], or array of floats
+            A float is taken to 32 bits. An array gives each element's probability; it fixes the
+            shape and the device, and on a GPU its range is not checked.
+        shape : int or tuple of int, optional
+            Only with a float; () by default.
+        device : Device or str, optional
+            Only with a float.
+
+        Returns
+        -------
+        array of bool
+        """
+        if not _device.is_array(p) or p.ndim == 0:
+            p = _probability("p", p)
+            return self._mask(() if shape is None else shape, p, device)
+        if shape is not None or device is not None:
+            raise ValueError("shape and device must be left out when p is an array")
+        if isinstance(p, np.ndarray) and not ((p >= 0) & (p <= 1)).all():
+            raise ValueError("p must lie in [0, 1]")
+        return self.uniform(p.shape, device=_device.device_of(p)) < p
+
+    def dropout_mask(self, shape: int | tuple[int, ...], rate: float, *, device: Any = None) -> Any:
+        """Draw booleans that are False with probability ``rate``: what dropout keeps.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+        rate : float in [0, 1]
+        device : Device or str, optional
+
+        Returns
+        -------
+        array of bool, shape ``shape``
+        """
+        return self._mask(shape, 1.0 - _probability("rate", rate), device)
+
+    def _mask(self, shape: Any, p: float, device: Any) -> Any:
+        return self._draw("below32", shape, np.bool, (_U(round(p * 2**32)),), device)
+
+    def permutation(self, x: Any, *, device: Any = None) -> Any:
+        """Shuffle.
+
+        Parameters
+        ----------
+        x : int or array
+            An int stands for ``arange(x)``; an array is shuffled along its first axis.
+        device : Device or str, optional
+            Only with an int.
+
+        Returns
+        -------
+        array of int64, shape (x,); or a shuffled copy of the array
+        """
+        if _device.is_array(x) and x.ndim > 0:
+            if device is not None:
+                raise ValueError("device must be left out when x is an array")
+            return x[self._order(x.shape[0], _device.device_of(x))]
+        return self._order(_integer("x", x, 0, 2**63), _device.device(device))
+
+    def _order(self, n: int, place: Any) -> Any:
+        # Sorting random 64-bit numbers; the stable sort makes even a tie the same everywhere.
+        numbers = self._draw("unsigned64", n, np.uint64, (_U(0), _U(0)), place)
+        return _device.namespace(numbers).argsort(numbers, stable=True)
+
+    def choice(
+        self,
+        a: Any,
+        size: int | tuple[int, ...] = (),
+        *,
+        replace: bool = True,
+        p: Any = None,
+        device: Any = None,
+    ) -> Any:
+        """Draw from ``range(a)``, or from the rows of an array.
+
+        Parameters
+        ----------
+        a : int or array
+            Not empty.
+        size : int or tuple of int, default ()
+        replace : bool, default True
+            Whether the same element may be drawn again.
+        p : array of floats, shape (n,), optional
+            Probability of each element, summing to one; read on the host. Without
+            replacement an element's chance at each draw is in proportion to it.
+        device : Device or str, optional
+            Only when ``a`` is an int.
+
+        Returns
+        -------
+        array of int64, shape ``size``; or the drawn rows of ``a``
+        """
+        rows = a if _device.is_array(a) and a.ndim > 0 else None
+        if rows is not None and device is not None:
+            raise ValueError("device must be left out when a is an array")
+        n = _integer("a", a, 1, 2**63) if rows is None else rows.shape[0]
+        place = _device.device(device) if rows is None else _device.device_of(rows)
+        shape = _shape(size)
+        count = math.prod(shape)
+        if n == 0:
+            raise ValueError("a must not be empty")
+        p = None if p is None else _probabilities(p, n)
+        available = n if p is None else np.count_nonzero(p)
+        if not replace and count > available:
+            raise ValueError(
+                f"size must be at most {available} when nothing is drawn twice, got {count}"
+            )
+        if replace and p is None:
+            chosen = self.integers(0, n, shape, device=place)
+        else:
+            chosen = self._weighted(n, count, replace, p, place).reshape(shape)
+        return chosen if rows is None else rows[chosen]
+
+    def _weighted(self, n: int, count: int, replace: bool, p: Any, place: Any) -> Any:
+        if p is None:
+            return self._order(n, place)[:count]
+        with place:
+            xp = _device.namespace()
+            if replace:
+                # Summed on the host, since a GPU adds in another order.
+                bounds = xp.asarray(np.cumsum(p) / np.cumsum(p)[-1])
+                drawn = self.uniform(count, device=place)
+                chosen = xp.searchsorted(bounds, drawn, side="right")
+                return xp.astype(chosen, np.int64, copy=False)
+            # Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006,
+            # doi:10.1016/j.ipl.2005.11.003: the first arrivals of clocks running at rates p.
+            possible = np.flatnonzero(p)
+            arrival = self.exponential(possible.size, device=place) / xp.asarray(p[possible])
+            return xp.asarray(possible)[xp.argsort(arrival, stable=True)[:count]]
+
+
+# ------------------------------------------------------------------------- the default generator
+
+
+def default_generator() -> Generator:
+    """Return the generator that is used where none is given; it starts from seed 0."""
+    return _default
+
+
+def seed(n: int) -> None:
+    """Restart the default generator from seed ``n``."""
+    _default.load_state_dict(Generator(n).state_dict())
+
+
+# ------------------------------------------------------------------------ recording and replay
+
+
+@contextmanager
+def record_draws() -> Iterator[dict[Generator, int]]:
+    """Log which generators this thread draws from, and their counters at the first draw.
+
+    Yields
+    ------
+    dict
+        Fills as draws happen; give it to :func:`replay_draws`.
+    """
+    logs = _recording.__dict__.setdefault("logs", [])
+    log: dict[Generator, int] = {}
+    logs.append(log)
+    try:
+        yield log
+    finally:
+        # By identity: nested logs can be equal.
+        del logs[next(i for i, other in enumerate(logs) if other is log)]
+
+
+@contextmanager
+def replay_draws(log: dict[Generator, int]) -> Iterator[None]:
+    """Set the logged generators back to their logged counters; restore them on exit."""
+    before = {generator: generator._offset for generator in log}
+    for generator, offset in log.items():
+        generator._offset = offset
+    try:
+        yield
+    finally:
+        for generator, offset in before.items():
+            generator._offset = offset
+
+
+# --------------------------------------------------------------------------------------- checks
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
+    if not low <= number < high:
+        raise ValueError(f"{name} must lie in [{low}, {high}), got {number}")
+    return number
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
+    return tuple(_integer("shape", size, 0, 2**63) for size in sizes)
+
+
+def _finite(name: str, value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {number}")
+    return number
+
+
+def _probability(name: str, value: Any) -> float:
+    number = float(value)
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f"{name} must lie in [0, 1], got {number}")
+    return number
+
+
+def _probabilities(p: Any, n: int) -> np.ndarray:
+    if _device.is_array(p):
+        p = _device.to_device(p, "cpu")
+    given = np.asarray(p)
+    eps = np.finfo(given.dtype).eps if given.dtype.kind == "f" else 0.0
+    p = given.astype(np.float64)
+    if p.shape != (n,):
+        raise ValueError(f"p must have shape ({n},), got {p.shape}")
+    if not (p >= 0).all():
+        raise ValueError(f"p must not be negative or NaN, got a minimum of {p.min()}")
+    if abs(p.sum() - 1.0) > math.sqrt(max(eps, np.finfo(np.float64).eps)):
+        raise ValueError(f"p must sum to one, got {p.sum()}")
+    return p
+
+
+def _float_dtype(dtype: Any) -> np.dtype:
+    dtype = np.dtype(dtype)
+    if dtype not in _FLOATS:
+        raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype}")
+    return dtype
+
+
+def _sized(kind: str, dtype: np.dtype) -> str:
+    return f"{kind}64" if dtype == np.float64 else f"{kind}32"
+
+
+def _round_inward(x: float, dtype: np.dtype, *, up: bool) -> float:
+    """Return the ``dtype`` number nearest to ``x`` that is not below (up) or above (down) it."""
+    with np.errstate(over="ignore"):
+        rounded = float(np.asarray(x).astype(dtype))
+    if up and rounded < x:
+        return _next(rounded, math.inf, dtype)
+    if not up and rounded > x:
+        return _next(rounded, -math.inf, dtype)
+    return rounded
+
+
+def _next(x: float, toward: float, dtype: np.dtype) -> float:
+    start, end = np.asarray(x).astype(dtype), np.asarray(toward).astype(dtype)
+    return float(np.nextafter(start, end))
+
+
+_default = Generator(0)
