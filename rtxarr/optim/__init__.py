@@ -1,0 +1,37 @@
+"""Optimizers, learning-rate schedules, gradient clipping and averages of parameters."""
+
+from rtxarr.optim._adafactor import Adafactor
+from rtxarr.optim._adam import Adam, AdamW, Lion
+from rtxarr.optim._clip import clip_grad_norm, clip_grad_value
+from rtxarr.optim._ema import ExponentialMovingAverage
+from rtxarr.optim._optimizer import Optimizer
+from rtxarr.optim._schedules import (
+    ChainSchedule,
+    CosineSchedule,
+    ExponentialSchedule,
+    OneCycleSchedule,
+    PlateauSchedule,
+    StepSchedule,
+    WarmupSchedule,
+)
+from rtxarr.optim._sgd import SGD, RMSprop
+
+__all__ = [
+    "SGD",
+    "Adafactor",
+    "Adam",
+    "AdamW",
+    "ChainSchedule",
+    "CosineSchedule",
+    "ExponentialMovingAverage",
+    "ExponentialSchedule",
+    "Lion",
+    "OneCycleSchedule",
+    "Optimizer",
+    "PlateauSchedule",
+    "RMSprop",
+    "StepSchedule",
+    "WarmupSchedule",
+    "clip_grad_norm",
+    "clip_grad_value",
+]

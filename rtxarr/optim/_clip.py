@@ -1,0 +1,60 @@
+"""Keep gradients within bounds."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rtxarr._device import namespace
+from rtxarr.optim._optimizer import require_params, widened
+
+
+def clip_grad_norm(params: Iterable, max_norm: float) -> Any:
+    """Scale all gradients down together so that their joint 2-norm is at most ``max_norm``.
+
+    Parameters
+    ----------
+    params : iterable of Parameter
+        Those without a gradient are passed over.
+    max_norm : float > 0
+        Infinity only measures.
+
+    Returns
+    -------
+    array of float32 or float64, shape ()
+        The norm before. On a GPU it stays there, so nothing waits. NaN or infinite gradients
+        make it, and the scaled gradients, NaN.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm must be > 0, got {max_norm}")
+    params = [p for p in require_params(params) if p.grad is not None]
+    if not params:
+        return namespace().zeros((), dtype="float32")
+    xp = namespace(*(p.grad for p in params))
+    total = None
+    for param in params:
+        grad = widened(param.grad)
+        square = xp.sum(grad * grad)
+        total = square if total is None else total + square
+    norm = xp.sqrt(total)
+    if max_norm < float("inf"):
+        scale = xp.clip(max_norm / (norm + 1e-6), max=1.0)
+        for param in params:
+            # A new array: the old one may be shared with someone who keeps it.
+            param.grad = param.grad * xp.astype(scale, param.dtype)
+    return norm
+
+
+def clip_grad_value(params: Iterable, max_value: float) -> None:
+    """Clip each element of the gradients to ``[-max_value, max_value]``.
+
+    Parameters
+    ----------
+    params : iterable of Parameter
+        Those without a gradient are passed over.
+    max_value : float > 0
+    """
+    if not max_value > 0:
+        raise ValueError(f"max_value must be > 0, got {max_value}")
+    for param in require_params(params):
+        if param.grad is not None:
+            xp = namespace(param.grad)
+            param.grad = xp.clip(param.grad, min=-max_value, max=max_value)

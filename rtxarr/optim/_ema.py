@@ -1,0 +1,89 @@
+"""Exponential moving average of parameters."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rtxarr._device import device_of, namespace, to_device
+from rtxarr.autograd._tape import _store
+from rtxarr.optim._optimizer import require_params, widened
+
+
+class ExponentialMovingAverage:
+    """Running averages of parameters, often better in use than the last ones.
+
+    Parameters
+    ----------
+    params : iterable of Parameter
+    decay : float in [0, 1), default 0.999
+    warmup : bool, default False
+        Use ``min(decay, (1 + n) / (10 + n))`` at update ``n``, so that the first values are
+        forgotten soon.
+
+    Attributes
+    ----------
+    averages : list of array
+        In the order of ``params``; float32 for float16 and bfloat16 parameters.
+
+    Examples
+    --------
+    >>> from rtxarr import nn, optim
+    >>> model = nn.Linear(3, 1)
+    >>> ema = optim.ExponentialMovingAverage(model.parameters(), decay=0.99)
+    >>> ema.update()  # after each optimizer.step()
+    >>> with ema.averaged():  # the model computes with the averages in here
+    ...     shape = model(model.weight).shape
+    """
+
+    def __init__(self, params: Iterable, decay: float = 0.999, *, warmup: bool = False):
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must lie in [0, 1), got {decay}")
+        self.params = require_params(params)
+        self.decay = decay
+        self.warmup = warmup
+        self.n_updates = 0
+        self.averages = [namespace(p.data).asarray(widened(p.data), copy=True) for p in self.params]
+
+    def update(self) -> None:
+        """Move the averages towards the parameters: ``a = decay * a + (1 - decay) * p``."""
+        self.n_updates += 1
+        n = self.n_updates
+        decay = min(self.decay, (1 + n) / (10 + n)) if self.warmup else self.decay
+        for average, param in zip(self.averages, self.params, strict=True):
+            average *= decay
+            average += (1 - decay) * widened(param.data)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the averages in place of the parameters for a ``with`` block."""
+        originals = [param.data for param in self.params]
+        for param, average in zip(self.params, self.averages, strict=True):
+            param.data = namespace(average).astype(average, param.dtype, copy=True)
+            _store(param)[0] += 1
+        try:
+            yield
+        finally:
+            for param, original in zip(self.params, originals, strict=True):
+                param.data = original
+                _store(param)[0] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what :meth:`load_state_dict` needs to go on; its arrays change with updates."""
+        averages = {str(i): average for i, average in enumerate(self.averages)}
+        return {"n_updates": self.n_updates, "averages": averages}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave; nothing changes when it does not fit."""
+        loaded = state["averages"]
+        if set(loaded) != {str(i) for i in range(len(self.averages))}:
+            raise ValueError(f"state must have {len(self.averages)} averages, got {len(loaded)}")
+        for i, average in enumerate(self.averages):
+            new = loaded[str(i)]
+            if new.shape != average.shape or new.dtype != average.dtype:
+                raise ValueError(
+                    f"average {i} must have shape {average.shape} and dtype {average.dtype}, got "
+                    f"{new.shape} and {new.dtype}"
+                )
+        for i, average in enumerate(self.averages):
+            average[...] = to_device(loaded[str(i)], device_of(average))
+        self.n_updates = state["n_updates"]
