@@ -142,12 +142,12 @@ def copied_ahead(source: Prefetch, device: Device, depth: int) -> Generator[Item
     Up to ``depth`` copies are under way, on a side stream. Their memory belongs to the stream that
     is current here, as if the consumer had allocated it: a copy waits for the work queued before
     the allocation, and work queued after the item is handed out waits for the copy. The host
-    waits for neither.
+    waits only when it is more than ``depth`` copies ahead of the device.
     """
     with device:
         xp, side = namespace(), stream()
 
-    def start(item: Item) -> tuple[Item, Any, list]:
+    def start(item: Item) -> tuple[Item, Any, list[np.ndarray]]:
         pairs: list[tuple[Any, np.ndarray]] = []
 
         def leaf(x: Any) -> Any:
@@ -161,10 +161,11 @@ def copied_ahead(source: Prefetch, device: Device, depth: int) -> Generator[Item
             side.wait_event(current_stream().record())
             for target, host in pairs:
                 target.set(host, stream=side)
-            return Item(value, item.error), side.record(), pairs
+            return Item(value, item.error), side.record(), [host for _, host in pairs]
 
-    waiting: deque[tuple[Item, Any, list]] = deque()
-    reading: deque[tuple[Any, list]] = deque()  # keeps the pinned memory of handed-out items
+    waiting: deque[tuple[Item, Any, list[np.ndarray]]] = deque()
+    # Pinned memory of items handed out while their copies were under way.
+    reading: deque[tuple[Any, list[np.ndarray]]] = deque()
     ended = False
     try:
         while True:
@@ -175,12 +176,12 @@ def copied_ahead(source: Prefetch, device: Device, depth: int) -> Generator[Item
                     waiting.append(start(item))
             if not waiting:
                 return
-            item, done, pairs = waiting.popleft()
+            item, done, hosts = waiting.popleft()
             with device:
                 current_stream().wait_event(done)
-            reading.append((done, pairs))
-            while reading and reading[0][0].done:
-                reading.popleft()
+            reading.append((done, hosts))
+            if len(reading) > depth:
+                reading.popleft()[0].synchronize()
             yield item
     finally:
         side.synchronize()
