@@ -5,6 +5,7 @@ import numpy as np
 from rtxarr import dtypes
 from rtxarr._device import is_array, namespace
 from rtxarr.autograd._op import differentiable, nondifferentiable
+from rtxarr.autograd._tape import raw
 
 __all__ = [
     "abs",
@@ -116,7 +117,7 @@ def _binary(name, summary, rule1=None, rule2=None, *, holomorphic=True):
     implementations = _Implementations(name)
 
     def function(x1, x2, /):
-        if getattr(x1, "dtype", None) is _BFLOAT16 or getattr(x2, "dtype", None) is _BFLOAT16:
+        if getattr(x1, "dtype", None) == _BFLOAT16 or getattr(x2, "dtype", None) == _BFLOAT16:
             x1, x2 = _align(x1, x2)
         return implementations[type(x1), type(x2)](x1, x2)
 
@@ -145,7 +146,7 @@ def _align(*values):
 
 
 def _is_complex(x):
-    return np.dtype(x.dtype).kind == "c"
+    return dtypes.is_complex(x.dtype)
 
 
 # ------------------------------------------------------------------ arithmetic
@@ -186,9 +187,10 @@ def _pow_base(g, x1, x2):
     return g * where(zero, 0, x2 * x1 ** where(zero, 1, x2 - 1))
 
 
-def _pow_exponent(g, out, x1, x2):
-    base = where(x1 == 0, 1, x1)
-    return where(x1 == 0, 0, g * out * log(base))
+def _pow_exponent(g, out, x1):
+    if isinstance(x1, (int, float, complex)):
+        x1 = namespace(raw(g)).asarray(x1)
+    return where(x1 == 0, 0, g * out * log(where(x1 == 0, 1, x1)))
 
 
 pow = _binary("pow", "Raise ``x1`` to the power ``x2``.", _pow_base, _pow_exponent)
@@ -324,7 +326,7 @@ def where(condition, x1, x2, /):
     The gradient of what was not taken is zero even where its own derivative is NaN or
     infinite: the mask travels back through elementwise operations and views.
     """
-    if getattr(x1, "dtype", None) is _BFLOAT16 or getattr(x2, "dtype", None) is _BFLOAT16:
+    if getattr(x1, "dtype", None) == _BFLOAT16 or getattr(x2, "dtype", None) == _BFLOAT16:
         x1, x2 = _align(x1, x2)
     return namespace(condition, x1, x2).where(condition, x1, x2)
 
@@ -349,7 +351,7 @@ def clip(x, /, min=None, max=None):
     min, max : array, Tensor, scalar or None
         Broadcast against ``x``; the result has the shape and dtype of ``x``.
     """
-    if getattr(x, "dtype", None) is _BFLOAT16:
+    if getattr(x, "dtype", None) == _BFLOAT16:
         low = dtypes.finfo(x.dtype).min if min is None else min
         high = dtypes.finfo(x.dtype).max if max is None else max
         return minimum(

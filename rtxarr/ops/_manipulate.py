@@ -288,7 +288,7 @@ def concat(arrays, /, *, axis=0):
     axis : int or None, default 0
     """
     arrays = _sequence(arrays)
-    if any(getattr(a, "dtype", None) is _BFLOAT16 for a in arrays):
+    if any(getattr(a, "dtype", None) == _BFLOAT16 for a in arrays):
         arrays = _promoted(arrays)
     return _concat(*arrays, axis=axis)
 
