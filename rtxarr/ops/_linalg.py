@@ -1,14 +1,20 @@
-"""Matrix products, and their derivative rules; decompositions are in ``linalg``."""
+"""Matrix products, and their derivative rules; decompositions are in ``rtxarr.linalg``."""
+
+import math
 
 import numpy as np
 
 from rtxarr import dtypes
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
-from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import conj
-from rtxarr.ops._manipulate import expand_dims, matrix_transpose, permute_dims, reshape
-from rtxarr.ops._reduce import sum
+from rtxarr.ops._manipulate import (
+    expand_dims,
+    matrix_transpose,
+    normalize_axes,
+    permute_dims,
+    reshape,
+)
 
 __all__ = [
     "matmul",
@@ -17,7 +23,16 @@ __all__ = [
 ]
 
 
-_BFLOAT16 = np.dtype(dtypes.bfloat16)
+def _in_single(product, *arrays):
+    """Compute ``product`` of NumPy arrays, half-precision ones in float32, and round once.
+
+    NumPy accumulates in the arrays' own type, and cannot promote bfloat16; CuPy does both.
+    """
+    if isinstance(arrays[0], np.ndarray) and any(dtypes.is_half(x.dtype) for x in arrays):
+        dtype = dtypes.result_type(*arrays)
+        wide = dtypes.accumulator(dtype)
+        return product(*(x.astype(wide) for x in arrays)).astype(dtype)
+    return product(*arrays)
 
 
 @differentiable
@@ -34,23 +49,20 @@ def matmul(x1, x2, /):
     -------
     array or Tensor, shape (..., n, m); the axis of a vector is left out
     """
-    xp = namespace(x1, x2)
-    if x1.ndim == 0 or x2.ndim == 0:
-        raise ValueError("x1 and x2 must have at least one dimension, got a scalar")
+    for name, x in (("x1", x1), ("x2", x2)):
+        if getattr(x, "ndim", 0) == 0:
+            raise ValueError(f"{name} must have at least one dimension, got a scalar")
     if x1.shape[-1] != x2.shape[-2 if x2.ndim > 1 else 0]:
         raise ValueError(
-            f"the last axis of x1 must match the second-to-last of x2, got {x1.shape} and {x2.shape}"
+            "the last axis of x1 must match the second-to-last of x2 (the only one of a vector), "
+            f"got shapes {x1.shape} and {x2.shape}"
         )
-    if isinstance(x1, np.ndarray) and (dtypes.is_half(x1.dtype) or dtypes.is_half(x2.dtype)):
-        dtype = dtypes.result_type(x1, x2)
-        wide = np.dtype("float32") if dtypes.is_half(dtype) else dtype
-        return xp.matmul(x1.astype(wide), x2.astype(wide)).astype(dtype)
-    return xp.matmul(x1, x2)
+    return _in_single(namespace(x1, x2).matmul, x1, x2)
 
 
 def _matmul_rule1(g, x2, x1_shape):
     if x2.ndim == 1:
-        # (..., n): an outer product with the vector; with two vectors g is a scalar.
+        # An outer product with the vector; with two vectors g is a scalar.
         return expand_dims(g, axis=-1) * x2
     if len(x1_shape) == 1:
         return matmul(x2, expand_dims(g, axis=-1))[..., 0]
@@ -62,33 +74,64 @@ def _matmul_rule2(g, x1, x2_shape):
         return g * x1
     if x1.ndim == 1:
         return expand_dims(x1, axis=-1) * expand_dims(g, axis=-2)
-    if len(x2_shape) == 1:
-        return reshape(x1 * expand_dims(g, axis=-1), (-1, x2_shape[0])) if g.ndim > 0 else x1 * g
-    if len(x2_shape) == 2 and x1.ndim > 2:
-        # One flat product instead of a batch of products to add up.
-        return matmul(
-            matrix_transpose(reshape(x1, (-1, x1.shape[-1]))), reshape(g, (-1, g.shape[-1]))
-        )
-    return matmul(matrix_transpose(x1), g)
+    if len(x2_shape) > 2 or (x1.ndim == 2 and len(x2_shape) == 2):
+        return matmul(matrix_transpose(x1), g)
+    # One matrix (or vector) met a whole stack: one flat product instead of a sum of them.
+    n_rows = math.prod(x1.shape[:-1])
+    rows = matrix_transpose(reshape(x1, (n_rows, x1.shape[-1])))
+    return matmul(rows, reshape(g, (n_rows, *x2_shape[1:])))
 
 
 matmul.defvjps(x1=_matmul_rule1, x2=_matmul_rule2)
 
 
+@differentiable(holomorphic=False)
 def vecdot(x1, x2, /, *, axis=-1):
     """Give the dot products along one axis; the first argument is conjugated.
 
     Parameters
     ----------
-    x1, x2 : array or Tensor, broadcast against each other except along ``axis``
+    x1, x2 : array or Tensor
+        Of one length along ``axis``, broadcast against each other along the others.
+        Half-precision products accumulate in float32.
     axis : int, default -1
+        Counted in each array by itself, so it should be negative when their numbers of
+        dimensions differ.
+
+    Returns
+    -------
+    array or Tensor, without ``axis``
     """
+    for name, x in (("x1", x1), ("x2", x2)):
+        if not -x.ndim <= axis < x.ndim:
+            raise ValueError(f"axis must be an axis of {name} of shape {x.shape}, got {axis}")
+    if axis >= 0 and x1.ndim != x2.ndim:
+        raise ValueError(
+            f"axis must be negative for arrays of {x1.ndim} and {x2.ndim} dimensions, got {axis}"
+        )
     if x1.shape[axis] != x2.shape[axis]:
         raise ValueError(
-            f"x1 and x2 must have the same length along axis {axis}, got {x1.shape} and {x2.shape}"
+            f"x1 and x2 must have the same length along axis {axis}, got shapes {x1.shape} and "
+            f"{x2.shape}"
         )
-    first = conj(x1) if np.dtype(raw(x1).dtype).kind == "c" else x1
-    return sum(first * x2, axis=axis)
+    return _in_single(lambda a, b: namespace(a, b).vecdot(a, b, axis=axis), x1, x2)
+
+
+def _vecdot_restore(g, x1_shape, x2_shape, axis):
+    """Put the summed axis back with length one."""
+    ndim = max(len(x1_shape), len(x2_shape))
+    return expand_dims(g, axis=axis % ndim)
+
+
+def _vecdot_rule1(g, x2, x1_shape, x2_shape, axis):
+    return conj(_vecdot_restore(g, x1_shape, x2_shape, axis)) * x2
+
+
+def _vecdot_rule2(g, x1, x1_shape, x2_shape, axis):
+    return _vecdot_restore(g, x1_shape, x2_shape, axis) * x1
+
+
+vecdot.defvjps(x1=_vecdot_rule1, x2=_vecdot_rule2)
 
 
 def tensordot(x1, x2, /, *, axes=2):
@@ -97,30 +140,37 @@ def tensordot(x1, x2, /, *, axes=2):
     Parameters
     ----------
     x1, x2 : array or Tensor
+        Half-precision products accumulate in float32.
     axes : int or (sequence of int, sequence of int), default 2
         How many last axes of ``x1`` to pair with the first of ``x2``, or which with which.
+
+    Returns
+    -------
+    array or Tensor, the unpaired axes of ``x1``, then those of ``x2``
     """
-    if isinstance(axes, int):
+    if isinstance(axes, (int, np.integer)):
         if not 0 <= axes <= min(x1.ndim, x2.ndim):
             raise ValueError(f"axes must lie in [0, {min(x1.ndim, x2.ndim)}], got {axes}")
         axes1 = list(range(x1.ndim - axes, x1.ndim))
         axes2 = list(range(axes))
+    elif len(axes) != 2:
+        raise ValueError(f"axes must be an int or two sequences of int, got {axes}")
     else:
-        axes1 = [a % x1.ndim for a in axes[0]]
-        axes2 = [a % x2.ndim for a in axes[1]]
+        axes1, axes2 = (_listed_axes(a, x.ndim) for a, x in zip(axes, (x1, x2), strict=True))
     if [x1.shape[a] for a in axes1] != [x2.shape[a] for a in axes2]:
-        raise ValueError(f"axes {axes} pair lengths that differ: {x1.shape} and {x2.shape}")
+        raise ValueError(
+            f"axes must pair axes of equal lengths, got {axes} for shapes {x1.shape} and {x2.shape}"
+        )
     free1 = [a for a in range(x1.ndim) if a not in axes1]
     free2 = [a for a in range(x2.ndim) if a not in axes2]
-    n = int(np.prod([x1.shape[a] for a in axes1], dtype=int))
-    left = reshape(
-        permute_dims(x1, (*free1, *axes1)),
-        (int(np.prod([x1.shape[a] for a in free1], dtype=int)), n),
-    )
-    right = reshape(
-        permute_dims(x2, (*axes2, *free2)),
-        (n, int(np.prod([x2.shape[a] for a in free2], dtype=int))),
-    )
-    return reshape(
-        matmul(left, right), (*(x1.shape[a] for a in free1), *(x2.shape[a] for a in free2))
-    )
+    shape1, shape2 = [x1.shape[a] for a in free1], [x2.shape[a] for a in free2]
+    n_paired = math.prod(x1.shape[a] for a in axes1)
+    left = reshape(permute_dims(x1, (*free1, *axes1)), (math.prod(shape1), n_paired))
+    right = reshape(permute_dims(x2, (*axes2, *free2)), (n_paired, math.prod(shape2)))
+    return reshape(matmul(left, right), (*shape1, *shape2))
+
+
+def _listed_axes(axes, ndim):
+    axes = [axes] if isinstance(axes, (int, np.integer)) else list(axes)
+    normalize_axes(axes, ndim)  # refuses what is out of range or named twice
+    return [a % ndim for a in axes]
