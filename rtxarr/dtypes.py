@@ -39,6 +39,7 @@ __all__ = [
     "default_dtypes",
     "finfo",
     "iinfo",
+    "is_complex",
     "is_floating",
     "is_half",
     "is_inexact",
@@ -211,6 +212,11 @@ def _foreign_kind(dtype: Any) -> str:
 def is_floating(dtype: Any) -> _PY_BOOL:
     """Tell whether ``dtype`` (as arrays have it) is a real floating type; fast, cached."""
     return _kind(dtype) == "f"
+
+
+def is_complex(dtype: Any) -> _PY_BOOL:
+    """Tell whether ``dtype`` (as arrays have it) is a complex type; fast, cached."""
+    return _kind(dtype) == "c"
 
 
 def is_inexact(dtype: Any) -> _PY_BOOL:

@@ -8,7 +8,7 @@ from rtxarr import _device
 from rtxarr.autograd._mode import OFF, state
 from rtxarr.autograd._op import checksum
 from rtxarr.autograd._tape import Leaf, Node, Tensor, make_tensor
-from rtxarr.dtypes import is_inexact
+from rtxarr.dtypes import is_complex, is_inexact
 
 _FREED = object()
 
@@ -119,7 +119,7 @@ def per_sample_gradients(output, parameters, grad=None):
 def _starting_gradient(tensor, grad):
     data = tensor.data
     if grad is None:
-        if data.size != 1 or np.dtype(data.dtype).kind == "c":
+        if data.size != 1 or is_complex(data.dtype):
             raise ValueError(
                 "grad must be given for an output that is not a real scalar, got shape "
                 f"{data.shape} and dtype {data.dtype}"

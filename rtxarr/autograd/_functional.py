@@ -15,7 +15,7 @@ from rtxarr.autograd._mode import enable_grad, is_recording
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Leaf, Tensor, make_tensor, raw
 from rtxarr.autograd._tree import flatten, unflatten
-from rtxarr.dtypes import is_inexact
+from rtxarr.dtypes import is_complex, is_inexact
 
 
 @differentiable(movement=True, view=True)
@@ -157,7 +157,7 @@ def value_and_grad(
         recorded = _Recorded(function, args, kwargs, argnums, has_aux)
         value = recorded.result
         shape = getattr(value, "shape", None)
-        if shape != () or np.dtype(value.dtype).kind == "c":
+        if shape != () or is_complex(value.dtype):
             got = type(value).__name__ if shape is None else f"shape {shape}, dtype {value.dtype}"
             raise ValueError(f"the function to differentiate must return a real scalar, got {got}")
         outputs = [value] if isinstance(value, Tensor) and value.node is not None else []

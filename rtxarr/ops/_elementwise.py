@@ -79,8 +79,8 @@ __all__ = [
     "where",
 ]
 
-
-_BFLOAT16 = np.dtype(dtypes.bfloat16)
+# A set: asking for membership does not compare with the dtypes of other libraries, which warn.
+_BFLOAT16 = frozenset((np.dtype(dtypes.bfloat16),))
 
 
 class _Implementations(dict):
@@ -117,12 +117,27 @@ def _binary(name, summary, rule1=None, rule2=None, *, holomorphic=True):
     implementations = _Implementations(name)
 
     def function(x1, x2, /):
-        if getattr(x1, "dtype", None) == _BFLOAT16 or getattr(x2, "dtype", None) == _BFLOAT16:
+        if getattr(x1, "dtype", None) in _BFLOAT16 or getattr(x2, "dtype", None) in _BFLOAT16:
             x1, x2 = _align(x1, x2)
-        return implementations[type(x1), type(x2)](x1, x2)
+        try:
+            return implementations[type(x1), type(x2)](x1, x2)
+        except ValueError:
+            _refuse_shapes(x1, x2)
+            raise
 
     rules = {"x1": rule1, "x2": rule2} if rule1 else {}
     return _finish(function, name, summary, ("x1", "x2"), rules, holomorphic)
+
+
+def _refuse_shapes(x1, x2):
+    """Raise ValueError if two arrays do not broadcast."""
+    shapes = [getattr(x, "shape", ()) for x in (x1, x2)]
+    try:
+        np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ValueError(
+            f"x1 and x2 must have shapes that broadcast, got {shapes[0]} and {shapes[1]}"
+        ) from None
 
 
 def _finish(function, name, summary, args, rules, holomorphic):
@@ -326,7 +341,7 @@ def where(condition, x1, x2, /):
     The gradient of what was not taken is zero even where its own derivative is NaN or
     infinite: the mask travels back through elementwise operations and views.
     """
-    if getattr(x1, "dtype", None) == _BFLOAT16 or getattr(x2, "dtype", None) == _BFLOAT16:
+    if getattr(x1, "dtype", None) in _BFLOAT16 or getattr(x2, "dtype", None) in _BFLOAT16:
         x1, x2 = _align(x1, x2)
     return namespace(condition, x1, x2).where(condition, x1, x2)
 
@@ -351,7 +366,7 @@ def clip(x, /, min=None, max=None):
     min, max : array, Tensor, scalar or None
         Broadcast against ``x``; the result has the shape and dtype of ``x``.
     """
-    if getattr(x, "dtype", None) == _BFLOAT16:
+    if getattr(x, "dtype", None) in _BFLOAT16:
         low = dtypes.finfo(x.dtype).min if min is None else min
         high = dtypes.finfo(x.dtype).max if max is None else max
         return minimum(

@@ -33,10 +33,13 @@ __all__ = [
 
 _view = differentiable(movement=True, view=True)
 _move = differentiable(movement=True)
-_BFLOAT16 = np.dtype(bfloat16)
+_BFLOAT16 = frozenset((np.dtype(bfloat16),))
 
 
-def _axis(axis, ndim):
+def normalize_axis(axis, ndim):
+    """Give an axis counted from the front."""
+    if not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"axis must be an integer, got {axis!r}")
     if not -ndim <= axis < ndim:
         raise ValueError(f"axis must lie in [-{ndim}, {ndim}), got {axis}")
     return axis % ndim
@@ -47,7 +50,7 @@ def normalize_axes(axis, ndim) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
     axes = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
-    wrapped = sorted(_axis(a, ndim) for a in axes)
+    wrapped = sorted(normalize_axis(a, ndim) for a in axes)
     if len(set(wrapped)) != len(wrapped):
         raise ValueError(f"axis must not name an axis twice, got {axis}")
     return tuple(wrapped)
@@ -85,6 +88,8 @@ def permute_dims(x, /, axes):
     axes : tuple of int
         Axis ``axes[i]`` of ``x`` becomes axis ``i``.
     """
+    if sorted(normalize_axis(a, x.ndim) for a in axes) != list(range(x.ndim)):
+        raise ValueError(f"axes must name each of the {x.ndim} axes once, got {axes}")
     return namespace(x).permute_dims(x, axes)
 
 
@@ -124,7 +129,7 @@ def expand_dims(x, /, axis=0):
 
 def _expand_all(x, axes):
     ndim = x.ndim + len(axes)
-    axes = sorted(_axis(a, ndim) for a in axes)
+    axes = sorted(normalize_axis(a, ndim) for a in axes)
     for axis in axes:
         x = namespace(x).expand_dims(x, axis=axis)
     return x
@@ -136,7 +141,10 @@ expand_dims.defvjps(x=lambda g, x_shape: reshape(g, x_shape))
 @_view
 def squeeze(x, /, axis):
     """Remove axes of length one; any other length is refused."""
-    return namespace(x).squeeze(x, axis=axis)
+    axes = normalize_axes(axis, x.ndim)
+    if any(x.shape[a] != 1 for a in axes):
+        raise ValueError(f"axis must name axes of length one, got {axis} of shape {x.shape}")
+    return namespace(x).squeeze(x, axis=axes)
 
 
 squeeze.defvjps(x=lambda g, x_shape: reshape(g, x_shape))
@@ -155,7 +163,10 @@ def broadcast_to(x, /, shape):
     -----
     The result is a view whose elements share memory: do not write into it.
     """
-    return namespace(x).broadcast_to(x, shape)
+    try:
+        return namespace(x).broadcast_to(x, shape)
+    except ValueError:
+        raise ValueError(f"x of shape {x.shape} does not broadcast to shape {shape}") from None
 
 
 broadcast_to.defvjps(x=lambda g: g)  # the engine sums over the broadcast axes
@@ -250,6 +261,14 @@ repeat.defvjps(x=_repeat_rule)
 @differentiable
 def _concat(*arrays, axis=0):
     """Join arrays along an existing axis."""
+    if axis is not None:
+        ndim = arrays[0].ndim
+        axis = normalize_axis(axis, ndim)
+        shapes = [a.shape for a in arrays]
+        if any(s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :] for s in shapes):
+            raise ValueError(
+                f"arrays must have equal shapes except along axis {axis}, got {shapes}"
+            )
     return namespace(*arrays).concat(arrays, axis=axis)
 
 
@@ -288,7 +307,7 @@ def concat(arrays, /, *, axis=0):
     axis : int or None, default 0
     """
     arrays = _sequence(arrays)
-    if any(getattr(a, "dtype", None) == _BFLOAT16 for a in arrays):
+    if any(getattr(a, "dtype", None) in _BFLOAT16 for a in arrays):
         arrays = _promoted(arrays)
     return _concat(*arrays, axis=axis)
 
@@ -320,13 +339,13 @@ def stack(arrays, /, *, axis=0):
     arrays = _sequence(arrays)
     if any(a.shape != arrays[0].shape for a in arrays):
         raise ValueError(f"arrays must have one shape, got {[a.shape for a in arrays]}")
-    axis = _axis(axis, arrays[0].ndim + 1)
+    axis = normalize_axis(axis, arrays[0].ndim + 1)
     return concat([expand_dims(a, axis=axis) for a in arrays], axis=axis)
 
 
 def unstack(x, /, *, axis=0):
     """Split an array along one axis into a tuple of arrays without that axis."""
-    axis = _axis(axis, x.ndim)
+    axis = normalize_axis(axis, x.ndim)
     rows = moveaxis(x, axis, 0) if axis else x
     return tuple(rows[i, ...] for i in range(rows.shape[0]))
 
