@@ -220,7 +220,11 @@ def apply(op: Op, args, kwargs):
         else:
             raw.append(arg)
         index += 1
-    out = op.fwd(*raw, **kwargs) if kwargs else op.fwd(*raw)
+    try:
+        out = op.fwd(*raw, **kwargs) if kwargs else op.fwd(*raw)
+    except (TypeError, ValueError, IndexError) as error:
+        explain(error, op.fwd, raw, kwargs)
+        raise
     store = _shared_store(op, args) if op.view else None
     mode = state.mode
     if not tracked or mode is OFF or isinstance(out, tuple) or not is_inexact(out.dtype):
@@ -348,7 +352,11 @@ def differentiable(
             for arg in kwargs.values():
                 if isinstance(arg, Tensor):
                     return apply(op, args, kwargs)
-        return fwd(*args, **kwargs)
+        try:
+            return fwd(*args, **kwargs)
+        except (TypeError, ValueError, IndexError) as error:
+            explain(error, fwd, args, kwargs)
+            raise
 
     def defvjps(**rules):
         """Attach a rule ``(g, ...) -> gradient`` for each named argument."""
@@ -393,6 +401,27 @@ def _register(op):
         OPS[op.name] = op
 
 
+def _describe(value):
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype} array of shape {tuple(value.shape)}"
+    if isinstance(value, tuple) and any(hasattr(v, "shape") for v in value):
+        return f"({', '.join(map(_describe, value))})"
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "..."
+
+
+def explain(error, fwd, args, kwargs):
+    """Add to an error of an array library which function got what."""
+    if getattr(error, "__notes__", None):
+        return  # said already, nearer to where it happened
+    try:
+        bound = inspect.signature(fwd).bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return
+    parts = [f"{name}: {_describe(value)}" for name, value in bound.items()]
+    error.add_note(f"in {fwd.__name__}({', '.join(parts)})")
+
+
 def nondifferentiable(fwd: Callable) -> Callable:
     """Let a function over raw arrays take tensors; what it returns is untracked."""
 
@@ -408,11 +437,15 @@ def nondifferentiable(fwd: Callable) -> Callable:
                 if isinstance(arg, Tensor):
                     tensors = True
                     break
-        if not tensors:
-            return fwd(*args, **kwargs)
-        raw = [a.data if isinstance(a, Tensor) else a for a in args]
-        options = {k: a.data if isinstance(a, Tensor) else a for k, a in kwargs.items()}
-        return _wrap_untracked(fwd(*raw, **options))
+        if tensors:
+            args = [raw_of(a) for a in args]
+            kwargs = {name: raw_of(a) for name, a in kwargs.items()}
+        try:
+            out = fwd(*args, **kwargs)
+        except (TypeError, ValueError, IndexError) as error:
+            explain(error, fwd, args, kwargs)
+            raise
+        return _wrap_untracked(out) if tensors else out
 
     return call
 

@@ -72,7 +72,10 @@ def asarray(obj, /, *, dtype=None, device=None, copy=None):
                 raise ValueError(f"copy=False cannot move an array to {device}")
             obj, copy = _device.to_device(obj, device), None
         return _device.namespace(obj).asarray(obj, dtype=dtype, copy=copy)
-    return _create("asarray", device, obj, dtype=dtype, copy=copy)
+    made = _create("asarray", device, obj, dtype=dtype, copy=copy)
+    if made.dtype.kind in "OSUM":
+        raise TypeError(f"obj must hold numbers or bools, got {type(obj).__name__}: {made.dtype}")
+    return made
 
 
 def _plain(obj):

@@ -8,7 +8,7 @@ from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._mode import is_recording
 from rtxarr.autograd._tape import Leaf, Tensor, raw
-from rtxarr.ops._manipulate import broadcast_to
+from rtxarr.ops._manipulate import broadcast_to, normalize_axis
 
 __all__ = [
     "getitem",
@@ -109,7 +109,7 @@ def _take_axis(x, indices, axis):
         if x.ndim != 1:
             raise ValueError(f"axis must be given for an array of {x.ndim} dimensions")
         return 0
-    return axis % x.ndim
+    return normalize_axis(axis, x.ndim)
 
 
 @differentiable(movement=True)
