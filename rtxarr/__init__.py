@@ -22,7 +22,6 @@ from rtxarr._device import (
 )
 from rtxarr._info import API_VERSION as __array_api_version__
 from rtxarr._info import NamespaceInfo as __array_namespace_info__
-from rtxarr._info import check_api_version as _check_api_version
 from rtxarr.autograd import (
     Tensor,
     checkpoint,

@@ -131,9 +131,7 @@ def gradcheck(
 
     def total(chosen):
         parts = zip(call(chosen), weights, strict=True)
-        return sum(
-            float(np.sum(np.real(np.conj(_host(w)) * _host(out)))) for out, w in parts
-        )
+        return sum(float(np.sum(np.real(np.conj(_host(w)) * _host(out)))) for out, w in parts)
 
     values = [args[p] for p in places]
     _, pull_back = autograd.vjp(lambda *chosen: call(chosen), *values)
@@ -148,8 +146,9 @@ def gradcheck(
         error = np.abs(_host(got) - want)
         limit = atol + rtol * np.max(np.abs(want), initial=0.0)
         if want.size and not np.max(error) <= limit:
-            worst = np.unravel_index(np.nanargmax(np.where(np.isnan(error), np.inf, error)),
-                                     error.shape)
+            worst = np.unravel_index(
+                np.nanargmax(np.where(np.isnan(error), np.inf, error)), error.shape
+            )
             raise AssertionError(
                 f"the gradient of argument {place} at {tuple(map(int, worst))} is "
                 f"{_host(got)[worst]}, finite differences give {want[worst]} "
@@ -217,5 +216,3 @@ def gradgradcheck(
         return pull_back(list(everything[len(args) :]))
 
     gradcheck(gradient, [*args, *pulled], eps=eps, rtol=rtol, atol=atol, seed=seed)
-
-

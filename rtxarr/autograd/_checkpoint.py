@@ -25,11 +25,7 @@ class _Frame:
             ((leaf.data, leaf.node is not None) if isinstance(leaf, Tensor) else leaf)
             for leaf in leaves
         ]
-        self.guards = [
-            (leaf.store, leaf.store[0])
-            for leaf in leaves
-            if isinstance(leaf, Tensor)
-        ]
+        self.guards = [(leaf.store, leaf.store[0]) for leaf in leaves if isinstance(leaf, Tensor)]
         self.count = 0  # nodes of the first run; frames inside count as one
         self.found = None  # saved values by place while a backward pass picks them up
         self.draws = None
@@ -67,9 +63,12 @@ class _Frame:
         ]
         args, kwargs = unflatten(self.structure, leaves)
         twin = _Twin()
-        with enable_grad(), watching(frame=twin, recomputing=True):
-            with random.replay_draws(self.draws):
-                self.function(*args, **kwargs)
+        with (
+            enable_grad(),
+            watching(frame=twin, recomputing=True),
+            random.replay_draws(self.draws),
+        ):
+            self.function(*args, **kwargs)
         if len(twin.found) != self.count:
             raise RuntimeError(
                 f"a checkpointed function must do the same each time: it recorded {self.count} "

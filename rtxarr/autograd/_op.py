@@ -208,8 +208,7 @@ def apply(op: Op, args, kwargs):
     raw = []
     edges = []
     tracked = ()
-    index = 0
-    for arg in args:
+    for index, arg in enumerate(args):
         if isinstance(arg, Tensor):
             data = arg.data
             raw.append(data)
@@ -219,7 +218,6 @@ def apply(op: Op, args, kwargs):
                 edges.append((node, arg.slot, data.shape, data.dtype))
         else:
             raw.append(arg)
-        index += 1
     try:
         out = op.fwd(*raw, **kwargs) if kwargs else op.fwd(*raw)
     except (TypeError, ValueError, IndexError) as error:
@@ -338,7 +336,12 @@ def differentiable(
     >>> float(rx.grad(cube)(2.0))
     12.0
     """
-    options = dict(elementwise=elementwise, movement=movement, view=view, holomorphic=holomorphic)
+    options = {
+        "elementwise": elementwise,
+        "movement": movement,
+        "view": view,
+        "holomorphic": holomorphic,
+    }
     if fwd is None:
         return lambda function: differentiable(function, **options)
     op = Op(fwd, **options)

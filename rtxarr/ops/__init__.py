@@ -2,34 +2,46 @@
 
 from rtxarr.ops import (
     _activations,
+    _conv,
     _create,
+    _einsum,
     _elementwise,
     _index,
     _linalg,
     _manipulate,
-    _methods,
+    _matrix,
+    _methods,  # noqa: F401  (gives Tensor its operators)
     _reduce,
     _search,
     _segment,
+    _sparse,
 )
 from rtxarr.ops._activations import *
+from rtxarr.ops._conv import *
 from rtxarr.ops._create import *
+from rtxarr.ops._einsum import *
 from rtxarr.ops._elementwise import *
 from rtxarr.ops._index import *
 from rtxarr.ops._linalg import *
 from rtxarr.ops._manipulate import *
+from rtxarr.ops._matrix import *
 from rtxarr.ops._reduce import *
 from rtxarr.ops._search import *
 from rtxarr.ops._segment import *
+from rtxarr.ops._sparse import *
 
 __all__ = [
     *_activations.__all__,
+    *_conv.__all__,
     *_create.__all__,
+    *_einsum.__all__,
     *_elementwise.__all__,
     *_index.__all__,
     *_linalg.__all__,
     *_manipulate.__all__,
+    *_matrix.__all__,
     *_reduce.__all__,
     *_search.__all__,
     *_segment.__all__,
+    *_sparse.__all__,
 ]

@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from rtxarr._device import namespace
-from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._mode import is_recording
+from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Leaf, Tensor, raw
 from rtxarr.ops._manipulate import broadcast_to, normalize_axis
 
@@ -17,7 +17,6 @@ __all__ = [
     "take",
     "take_along_axis",
 ]
-
 
 
 def _unwrap(key):

@@ -265,7 +265,9 @@ def _concat(*arrays, axis=0):
         ndim = arrays[0].ndim
         axis = normalize_axis(axis, ndim)
         shapes = [a.shape for a in arrays]
-        if any(s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :] for s in shapes):
+        if any(
+            s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :] for s in shapes
+        ):
             raise ValueError(
                 f"arrays must have equal shapes except along axis {axis}, got {shapes}"
             )

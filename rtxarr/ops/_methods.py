@@ -5,6 +5,7 @@ import copy
 import numpy as np
 
 from rtxarr import _device
+from rtxarr._info import check_api_version
 from rtxarr.autograd._op import apply
 from rtxarr.autograd._tape import Leaf, Tensor
 from rtxarr.ops import _create as create
@@ -14,7 +15,6 @@ from rtxarr.ops import _linalg as linalg
 from rtxarr.ops import _manipulate as manipulate
 from rtxarr.ops import _reduce as reduce
 from rtxarr.ops import _search as search
-
 
 _COMMON = {Tensor, np.ndarray, int, float}
 
@@ -65,7 +65,7 @@ def _transpose(self):
 def _array_namespace(self, /, *, api_version=None):
     import rtxarr
 
-    rtxarr._check_api_version(api_version)
+    check_api_version(api_version)
     return rtxarr
 
 
@@ -76,16 +76,20 @@ def _array(self, dtype=None, copy=None):
             "lost; use x.numpy() or rx.stop_gradient(x)"
         )
     if _device.is_device_array(self.data):
-        raise TypeError("a tensor on the GPU does not become a NumPy array by itself; use x.numpy()")
+        raise TypeError(
+            "a tensor on the GPU does not become a NumPy array by itself; use x.numpy()"
+        )
     return np.array(self.data, dtype=dtype, copy=copy)
 
 
 def _dlpack(self, **options):
     if self.node is not None:
         raise BufferError("a tensor that requires grad has no DLPack; use rx.stop_gradient(x)")
-    return np.asarray(self.data).__dlpack__(**options) if isinstance(
-        self.data, np.generic
-    ) else self.data.__dlpack__(**options)
+    return (
+        np.asarray(self.data).__dlpack__(**options)
+        if isinstance(self.data, np.generic)
+        else self.data.__dlpack__(**options)
+    )
 
 
 def _iterate(self):
@@ -103,7 +107,9 @@ def _length(self):
 def _scalar(kind):
     def convert(self):
         if self.size != 1:
-            raise TypeError(f"only a tensor of one element becomes {kind.__name__}, got {self.shape}")
+            raise TypeError(
+                f"only a tensor of one element becomes {kind.__name__}, got {self.shape}"
+            )
         return kind(self.item())
 
     return convert
@@ -209,9 +215,11 @@ Tensor.__reduce_ex__ = _reduce_leaf
 Tensor.__array__ = _array
 Tensor.__array_namespace__ = _array_namespace
 Tensor.__dlpack__ = _dlpack
-Tensor.__dlpack_device__ = lambda self: np.asarray(self.data).__dlpack_device__() if isinstance(
-    self.data, np.generic
-) else self.data.__dlpack_device__()
+Tensor.__dlpack_device__ = lambda self: (
+    np.asarray(self.data).__dlpack_device__()
+    if isinstance(self.data, np.generic)
+    else self.data.__dlpack_device__()
+)
 Tensor.reshape = _reshape
 Tensor.to_device = _method(create.to_device)
 Tensor.device = property(lambda self: _device.device_of(self.data), doc="Where the data lives.")

@@ -21,7 +21,6 @@ __all__ = [
 ]
 
 
-
 @nondifferentiable
 def argmax(x, /, *, axis=None, keepdims=False):
     """Give the index of the first largest element (of the first NaN, if there is one)."""

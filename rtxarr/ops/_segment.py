@@ -11,7 +11,6 @@ from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.ops._elementwise import astype, isnan, where
 from rtxarr.ops._index import take
-from rtxarr.ops._manipulate import broadcast_to, reshape
 
 __all__ = [
     "one_hot",

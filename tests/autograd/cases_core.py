@@ -65,7 +65,10 @@ CASES = {
     ],
     "diff": [
         (lambda x: rx.diff(x, n=2), (X,)),
-        (lambda x, y: rx.diff(x, axis=0, prepend=y[:1], append=y[1:]), (X, np.arange(12).reshape(3, 4))),
+        (
+            lambda x, y: rx.diff(x, axis=0, prepend=y[:1], append=y[1:]),
+            (X, np.arange(12).reshape(3, 4)),
+        ),
     ],
     "divide": binary("divide", (X, POSITIVE), (ROW, COMPLEX)),
     "exp": unary("exp", X, COMPLEX),
@@ -125,9 +128,7 @@ CASES = {
     "multiply": binary("multiply", (X, ROW), (COMPLEX, ROW), (COMPLEX, COMPLEX)),
     "negative": unary("negative", X),
     "pad": [(lambda x: rx.pad(x, ((1, 0), (0, 2)), constant_values=2.0), (X,))],
-    "permute_dims": [
-        (lambda x: rx.permute_dims(x, (2, 0, -2)), (rng.standard_normal((2, 3, 4)),))
-    ],
+    "permute_dims": [(lambda x: rx.permute_dims(x, (2, 0, -2)), (rng.standard_normal((2, 3, 4)),))],
     "positive": unary("positive", X),
     "pow": [
         (rx.pow, (POSITIVE, ROW)),

@@ -19,13 +19,13 @@ INDEX = np.array([1, 1, 0, 3])
 
 # name -> (rtxarr, torch, inputs); a None takes the function of that name from both.
 CASES = {
-    **{name: (None, None, (X,)) for name in ("abs", "sin", "cos", "tan", "exp", "expm1", "atan")},
-    **{name: (None, None, (X,)) for name in ("sinh", "cosh", "tanh", "asinh", "square", "erf")},
-    **{name: (None, None, (POSITIVE,)) for name in ("log", "log2", "log10", "log1p", "sqrt")},
-    **{name: (None, None, (UNIT,)) for name in ("asin", "acos", "atanh")},
-    **{name: (None, None, (X, POSITIVE)) for name in ("divide", "atan2", "remainder")},
-    **{name: (None, None, (X, ROW)) for name in ("add", "subtract", "multiply", "maximum")},
-    **{name: (None, None, (X, ROW)) for name in ("minimum", "logaddexp", "hypot", "copysign")},
+    **dict.fromkeys(("abs", "sin", "cos", "tan", "exp", "expm1", "atan"), (None, None, (X,))),
+    **dict.fromkeys(("sinh", "cosh", "tanh", "asinh", "square", "erf"), (None, None, (X,))),
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "sqrt"), (None, None, (POSITIVE,))),
+    **dict.fromkeys(("asin", "acos", "atanh"), (None, None, (UNIT,))),
+    **dict.fromkeys(("divide", "atan2", "remainder"), (None, None, (X, POSITIVE))),
+    **dict.fromkeys(("add", "subtract", "multiply", "maximum"), (None, None, (X, ROW))),
+    **dict.fromkeys(("minimum", "logaddexp", "hypot", "copysign"), (None, None, (X, ROW))),
     "acosh": (None, None, (POSITIVE + 1,)),
     "pow": (None, None, (POSITIVE, ROW)),
     "exp complex": (rx.exp, lambda t, x: t.exp(x), (COMPLEX,)),

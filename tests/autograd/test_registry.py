@@ -15,7 +15,9 @@ from rtxarr.testing import gradcheck, gradgradcheck
 
 # Operations register themselves when their module is imported.
 for _module in pkgutil.walk_packages(rx.__path__, "rtxarr."):
-    if not _module.name.startswith(("rtxarr.kernels", "rtxarr.cli", "rtxarr.data", "rtxarr.recipes")):
+    if not _module.name.startswith(
+        ("rtxarr.kernels", "rtxarr.cli", "rtxarr.data", "rtxarr.recipes")
+    ):
         importlib.import_module(_module.name)
 
 
@@ -61,11 +63,14 @@ def test_gradients_of_first_and_second_order(name, which, device):
     args = [rx.asarray(a, device=device) if isinstance(a, np.ndarray) else a for a in args]
     with rx.device(device):
         tracked = [
-            rx.Tensor(a, requires_grad=True) if rx.isdtype(a.dtype, ("real floating",
-            "complex floating")) else a
+            rx.Tensor(a, requires_grad=True)
+            if rx.isdtype(a.dtype, ("real floating", "complex floating"))
+            else a
             for a in args
         ]
         with np.errstate(all="ignore"):
-            assert name in _operations(flatten(function(*tracked))[0]), "the case misses its operation"
+            assert name in _operations(flatten(function(*tracked))[0]), (
+                "the case misses its operation"
+            )
         gradcheck(function, args)
         gradgradcheck(function, args)
