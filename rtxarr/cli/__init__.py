@@ -1,0 +1,22 @@
+"""The ``rtx`` command."""
+
+import sys
+from importlib.util import find_spec
+
+__all__ = ["main"]
+
+_NEEDED = ("typer", "rich", "matplotlib")
+
+
+def main() -> int:
+    """Run the command line; give the exit status, 2 for what was asked for wrongly."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        print(
+            f"rtx needs {', '.join(missing)}, not installed here: pip install 'rtxarr[cli]'",
+            file=sys.stderr,
+        )
+        return 2
+    from rtxarr.cli._app import app
+
+    return app()

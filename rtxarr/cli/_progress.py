@@ -1,0 +1,96 @@
+"""How a run goes: a progress bar on a terminal, now and then a line elsewhere."""
+
+import sys
+import time
+from contextlib import AbstractContextManager
+from typing import Any
+
+from rtxarr._device import Device, memory_stats
+from rtxarr.recipes import Watch
+
+# Lines of a whole run, when it is fast; at least one in so many seconds when it is slow.
+_LINES = 10
+_SECONDS = 15.0
+
+
+def make_watch(title: str, device: Device) -> Any:
+    """Give what tells the user, under a title, for a ``with`` block."""
+    return _Bar(title, device) if sys.stdout.isatty() else _Lines(title, device)
+
+
+class _Lines(Watch, AbstractContextManager):
+    """A line for the first epoch, the last, and some between."""
+
+    def __init__(self, title: str, device: Device):
+        self.title, self.device = title, device
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def begin(self, n_epochs: int, n_done: int) -> None:
+        print(self.title, flush=True)
+        self.n_epochs, self.first = n_epochs, n_done + 1
+        self.started = self.printed = time.monotonic()
+
+    def epoch(self, entry: dict[str, Any]) -> None:
+        epoch, now = entry["epoch"], time.monotonic()
+        due = epoch % max(1, self.n_epochs // _LINES) == 0 or now - self.printed > _SECONDS
+        if due or epoch in (self.first, self.n_epochs):
+            self.printed = now
+            left = (now - self.started) / (epoch - self.first + 1) * (self.n_epochs - epoch)
+            print(
+                f"epoch {epoch:{len(str(self.n_epochs))}}/{self.n_epochs}  {_figures(entry)}  "
+                f"{left:.0f} s left  {_memory(self.device)}",
+                flush=True,
+            )
+
+
+class _Bar(Watch, AbstractContextManager):
+    """One line that is drawn again and again."""
+
+    def __init__(self, title: str, device: Device):
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.title, self.device = title, device
+        self.bar = Progress(
+            TextColumn("epoch {task.fields[epoch]}/{task.total}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[memory]}"),
+        )
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def begin(self, n_epochs: int, n_done: int) -> None:
+        print(self.title)
+        self.n_done = n_done
+        self.task = self.bar.add_task(
+            "", total=n_epochs, completed=n_done, epoch=n_done, figures="", memory=""
+        )
+        self.bar.start()
+
+    def progress(self, fraction: float) -> None:
+        self.bar.update(self.task, completed=self.n_done + fraction)
+
+    def epoch(self, entry: dict[str, Any]) -> None:
+        self.n_done = entry["epoch"]
+        self.bar.update(
+            self.task,
+            completed=self.n_done,
+            epoch=self.n_done,
+            figures=_figures(entry),
+            memory=_memory(self.device),
+        )
+
+
+def _figures(entry: dict[str, Any]) -> str:
+    return (
+        f"loss {entry['train_loss']:.3f} val {entry['val_loss']:.3f}  "
+        f"accuracy {entry['train_accuracy']:.3f} val {entry['val_accuracy']:.3f}"
+    )
+
+
+def _memory(device: Device) -> str:
+    return f"{memory_stats(device)['used'] / 2**20:,.0f} MiB on {device}"

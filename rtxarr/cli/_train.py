@@ -1,0 +1,148 @@
+"""``rtx train``: from the options to a run, and from its end to words."""
+
+import dataclasses
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rtxarr import recipes
+from rtxarr._device import device as get_device
+from rtxarr.cli._info import gpu_name
+from rtxarr.cli._progress import make_watch
+from rtxarr.data import CheckpointError
+from rtxarr.recipes import RunError
+
+_RUNS = Path("runs")
+
+
+def show_recipes(name: str | None = None) -> int:
+    """Print the recipes, or one of them, with their settings; give the exit status."""
+    try:
+        kinds = [recipes.load(n) for n in ([name] if name else recipes.NAMES)]
+    except ValueError as error:
+        return _fail(error, 2)
+    for kind in kinds:
+        default = " (default)" if kind.name == recipes.NAMES[0] else ""
+        print(f"{kind.name}{default}\n  {kind.__doc__.splitlines()[0]}")
+        for field in dataclasses.fields(kind.Config):
+            print(f"    {f'{field.name}={field.default}':<22} {field.metadata['doc']}")
+    return 0
+
+
+def train(
+    name: str | None,
+    *,
+    device: str | None,
+    seed: int | None,
+    settings: list[str],
+    resume: bool,
+    out: Path | None,
+) -> int:
+    """Run a recipe and print how it went; give the exit status.
+
+    Parameters
+    ----------
+    name, device, seed, out : optional
+        None for what was not said: the defaults, or what the resumed run has.
+    settings : list of str
+        ``key=value``.
+    """
+    try:
+        plan = _plan(name, device, seed, settings, resume, out)
+    except (RunError, RuntimeError, TypeError, ValueError) as error:
+        return _fail(error, 2)
+    start = time.perf_counter()
+    where = f"{plan.device} {gpu_name(plan.device)}".rstrip()
+    title = f"{plan.kind.name} on {where}, seed {plan.seed}, into {plan.folder}"
+    command = f"rtx train --resume --out {shlex.quote(str(plan.folder))}"
+    try:
+        with make_watch(title, plan.device) as watch:
+            result = recipes.run(
+                plan.kind,
+                plan.config,
+                out=plan.folder,
+                seed=plan.seed,
+                device=plan.device,
+                resume=resume,
+                watch=watch,
+            )
+    except RunError as error:
+        return _fail(error, 2)
+    except (CheckpointError, FloatingPointError, OSError) as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        print(f"\nstopped at once; go on from the last checkpoint with\n  {command}")
+        return 130
+    n_done = len(result.history)
+    if result.signal is not None:
+        word = signal.Signals(result.signal).name
+        print(
+            f"{word}: saved after epoch {n_done} of {plan.config.epochs}. Go on with\n  {command}"
+        )
+        return 128 + result.signal
+    for note in result.notes:
+        print(note)
+    print(f"test accuracy {result.test_accuracy:.4f}, parameters of epoch {result.best['epoch']}")
+    files = ", ".join(sorted(path.name for path in plan.folder.iterdir()))
+    print(f"{time.perf_counter() - start:.1f} s; {plan.folder} has {files}")
+    return 0
+
+
+@dataclasses.dataclass
+class _Plan:
+    kind: Any
+    config: Any
+    seed: int
+    device: Any
+    folder: Path
+
+
+def _plan(name, device, seed, settings, resume, out):
+    """Fill what was not said with the defaults, or with what the resumed run has."""
+    if resume:
+        folder = out or _latest_run(name)
+        there = recipes.read_identity(folder)
+        kind = recipes.load(there["recipe"])
+        if name is not None and recipes.load(name) is not kind:
+            raise RunError(f"{folder} has a run of {kind.name}, not of {name}")
+    else:
+        there = {"seed": 0, "config": {}, "device": "auto"}
+        kind = recipes.load(name or recipes.NAMES[0])
+        folder = out or _new_folder(kind.name)
+    given = recipes.parse_settings(kind.Config, settings)
+    return _Plan(
+        kind,
+        config=kind.Config(**{**there["config"], **given}),
+        seed=there["seed"] if seed is None else seed,
+        device=get_device(device or there["device"]),
+        folder=folder,
+    )
+
+
+def _new_folder(name: str) -> Path:
+    """Give runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is free."""
+    folder, number = _RUNS / name, 1
+    while folder.exists() and any(folder.iterdir()):
+        number += 1
+        folder = _RUNS / f"{name}-{number}"
+    return folder
+
+
+def _latest_run(name: str | None) -> Path:
+    """Give the run below runs/ that was saved last, of one recipe or of any."""
+    found = list(_RUNS.glob(f"*/{recipes.CHECKPOINT}"))
+    if name is not None:
+        recipes.load(name)
+        found = [p for p in found if recipes.read_identity(p.parent)["recipe"] == name]
+    if not found:
+        what = f"run of {name}" if name else "run"
+        raise RunError(f"there is no {what} below {_RUNS.absolute()} to resume; name it with --out")
+    return max(found, key=lambda path: path.stat().st_mtime).parent
+
+
+def _fail(error: Exception, status: int) -> int:
+    print(f"rtx: {error}", file=sys.stderr)
+    return status

@@ -1,0 +1,97 @@
+"""Settings of a recipe: typed, documented and checked fields that ``--set key=value`` changes."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Make a field of a :class:`Config` with its documentation and its range."""
+    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    limits = {word: limit for word, limit in limits.items() if limit is not None}
+    return dataclasses.field(default=default, metadata={"doc": doc, "limits": limits})
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Base of the recipes' settings; checks types and ranges when it is made."""
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is float and type(value) is int:
+                object.__setattr__(self, field.name, value := float(value))
+            if type(value) is not field.type:
+                raise TypeError(f"{field.name} must be {_kind(field.type)}, got {value!r}")
+            limits = field.metadata["limits"]
+            fits = all(_FITS[word](value, limit) for word, limit in limits.items())
+            if not fits or (field.type is float and not math.isfinite(value)):
+                wanted = " and ".join(f"{word} {limit}" for word, limit in limits.items())
+                raise ValueError(f"{field.name} must be {wanted or 'finite'}, got {value}")
+
+
+_FITS = {
+    "at least": lambda value, limit: value >= limit,
+    "above": lambda value, limit: value > limit,
+    "at most": lambda value, limit: value <= limit,
+    "below": lambda value, limit: value < limit,
+}
+
+
+def parse_settings(kind: type[Config], settings: Iterable[str]) -> dict[str, Any]:
+    """Turn ``key=value`` texts into typed values of the fields of ``kind``.
+
+    Raises
+    ------
+    ValueError
+        For a text without ``=``, an unknown key (naming the nearest one) or a value that is not
+        of the field's type. Ranges are checked when the config is made.
+    """
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    values = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip()
+        if not equals:
+            raise ValueError(f"a setting must be key=value, got {setting!r}")
+        if key not in fields:
+            raise ValueError(unknown("setting", key, fields))
+        values[key] = _parse(key, fields[key].type, text.strip())
+    return values
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Say that there is no ``name``, which known one is nearest, and which there are."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    return f"there is no {what} {name!r}, did you mean {near!r}? There are: {', '.join(known)}"
+
+
+def _parse(key: str, kind: type, text: str) -> Any:
+    try:
+        return _PARSERS[kind](text)
+    except (KeyError, ValueError):
+        raise ValueError(f"{key} must be {_kind(kind)}, got {text!r}") from None
+
+
+_PARSERS = {
+    int: int,
+    float: float,
+    str: str,
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
+}
+
+
+def _kind(kind: type) -> str:
+    names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+    return names[kind]

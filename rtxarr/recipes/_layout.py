@@ -1,0 +1,72 @@
+"""A picture's worth of a high-dimensional embedding: neighbours stay neighbours in the plane."""
+
+import numpy as np
+
+
+def neighbor_layout(
+    x: np.ndarray, *, n_neighbors: int = 15, n_steps: int = 300, n_negatives: int = 8, seed: int = 0
+) -> np.ndarray:
+    """Place points in the plane so that those near each other in ``x`` are near each other.
+
+    Parameters
+    ----------
+    x : array of float32, shape (n, n_features)
+        Compared by the angle between rows.
+    n_neighbors, n_steps, n_negatives : int
+        Neighbours that attract a point, steps, and points drawn at random that repel it in each.
+    seed : int
+
+    Returns
+    -------
+    array of float32, shape (n, 2)
+
+    Notes
+    -----
+    The loss is that of UMAP with its curve's ``a = b = 1`` and equal weights, minimised over all
+    attractions at once: ``-log q`` over neighbours and ``-log(1 - q)`` over random pairs, where
+    ``q = 1 / (1 + d**2)`` for points ``d`` apart.
+
+    References
+    ----------
+    McInnes, Healy and Melville, "UMAP: Uniform Manifold Approximation and Projection for Dimension
+    Reduction", 2018, arXiv:1802.03426, section 3.2.
+    """
+    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    n = x.shape[0]
+    rows, columns = _neighbor_pairs(x, min(n_neighbors, n - 1))
+    starts = np.searchsorted(rows, np.arange(n))  # every row has neighbours
+    rng = np.random.default_rng(seed)
+    y = principal_axes(x)
+    y = (y / max(float(y.std()), 1e-12) * 3).astype(np.float32)
+    y += rng.normal(scale=1e-2, size=y.shape).astype(np.float32)  # equal rows must part
+    for step in range(n_steps):
+        apart = y[rows] - y[columns]
+        pull = np.add.reduceat(apart * (2 / (1 + _squared(apart))), starts, axis=0)
+        away = y[:, None] - y[rng.integers(0, n, (n, n_negatives))]
+        squared = _squared(away)
+        push = np.sum(np.clip(away * (2 / ((1e-3 + squared) * (1 + squared))), -4, 4), axis=1)
+        force = push * (n_neighbors / n_negatives) - pull
+        y += 0.1 * (1 - step / n_steps) * np.clip(force, -8, 8)
+    return y
+
+
+def principal_axes(x: np.ndarray) -> np.ndarray:
+    """Project rows onto the two directions in which they differ most; shape (n, 2)."""
+    centred = x - x.mean(axis=0)
+    _, _, axes = np.linalg.svd(centred, full_matrices=False)
+    return centred @ axes[:2].T
+
+
+def _neighbor_pairs(x, k):
+    """Give the pairs of which one is among the other's ``k`` nearest, sorted, both ways."""
+    n = x.shape[0]
+    similarity = x @ x.T
+    np.fill_diagonal(similarity, -np.inf)
+    nearest = np.argpartition(similarity, -k, axis=1)[:, -k:].ravel()
+    owner = np.repeat(np.arange(n), k)
+    pairs = np.unique(np.concatenate([owner * n + nearest, nearest * n + owner]))
+    return pairs // n, pairs % n
+
+
+def _squared(x):
+    return np.sum(x * x, axis=-1, keepdims=True)

@@ -1,0 +1,137 @@
+"""Pictures of a run. matplotlib is imported when the first one is drawn."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rtxarr.data._atomic import atomic_write
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#5B4A8A", "#8C8C8C")
+_INK, _GREY, _PALE = "#222222", "#6b6b6b", "#e4e4e4"
+
+
+def draw_curves(
+    path: Path,
+    title: str,
+    history: list[dict[str, Any]],
+    best: dict[str, Any],
+    test_accuracy: float,
+) -> None:
+    """Draw loss and accuracy over the epochs, the best epoch marked."""
+    figure = _figure(9.0, 3.9)
+    left, right = figure.subplots(1, 2)
+    epochs = [entry["epoch"] for entry in history]
+    for axes, what in ((left, "loss"), (right, "accuracy")):
+        _clean(axes)
+        axes.grid(axis="y", color=_PALE, linewidth=0.8)
+        for colour, part, name in (
+            (_COLOURS[0], "train", "training"),
+            (_COLOURS[3], "val", "validation"),
+        ):
+            values = [entry[f"{part}_{what}"] for entry in history]
+            axes.plot(
+                epochs,
+                values,
+                color=colour,
+                linewidth=1.6,
+                label=name,
+                marker="o" if len(epochs) == 1 else None,
+            )
+        axes.axvline(best["epoch"], color=_GREY, linewidth=0.9, linestyle=(0, (3, 3)))
+        axes.plot(
+            best["epoch"],
+            best[f"val_{what}"],
+            "o",
+            color=_COLOURS[3],
+            markersize=6,
+            markeredgecolor="white",
+        )
+        axes.set_xlabel("epoch", color=_GREY)
+        axes.set_title(what, loc="left", color=_INK, fontsize=11)
+        axes.margins(x=0.02)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    left.legend(frameon=False, labelcolor=_INK)
+    figure.suptitle(
+        f"{title}: test accuracy {100 * test_accuracy:.1f} % with the parameters of epoch "
+        f"{best['epoch']}",
+        x=0.01,
+        ha="left",
+        color=_INK,
+        fontsize=12,
+        fontweight="bold",
+    )
+    _write(figure, path)
+
+
+def draw_embedding(
+    path: Path,
+    title: str,
+    points: np.ndarray,
+    labels: np.ndarray,
+    names: list[str],
+    edges: np.ndarray,
+) -> None:
+    """Draw points in the plane, coloured by class, over the edges between them.
+
+    Parameters
+    ----------
+    path : Path
+    title : str
+    points : array of float, shape (n_nodes, 2)
+    labels : array of int64, shape (n_nodes,)
+    names : list of str
+        Of the classes.
+    edges : array of int64, shape (2, n_edges)
+    """
+    from matplotlib.collections import LineCollection
+
+    figure = _figure(8.2, 6.6)
+    axes = figure.subplots()
+    lines = LineCollection(points[edges.T], colors="#555555", linewidths=0.3, alpha=0.1)
+    axes.add_collection(lines)
+    for label, name in enumerate(names):
+        x, y = points[labels == label].T
+        axes.scatter(
+            x,
+            y,
+            s=12,
+            color=_COLOURS[label],
+            linewidths=0.3,
+            edgecolors="white",
+            label=name,
+            zorder=2,
+        )
+    axes.set_axis_off()
+    axes.set_aspect("equal")
+    axes.margins(0.02)
+    axes.set_title(title, loc="left", color=_INK, fontsize=12, fontweight="bold")
+    axes.legend(
+        frameon=False,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        markerscale=2.2,
+        labelcolor=_INK,
+    )
+    _write(figure, path)
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _clean(axes: Any) -> None:
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(_PALE)
+    axes.tick_params(colors=_GREY, length=0)
+
+
+def _write(figure: Any, path: Path) -> None:
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png")

@@ -1,0 +1,58 @@
+"""What every recipe gives to the training loop."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rtxarr.recipes._config import Config
+
+
+class Recipe:
+    """A model, its data, and how one epoch of training goes.
+
+    A subclass builds everything in ``__init__`` on the current device, and sets ``model``. Random
+    numbers come from explicit generators or :func:`rtxarr.random.default_generator`, which the
+    loop seeds before and saves.
+
+    Attributes
+    ----------
+    name : str
+        What ``rtx train`` calls it.
+    Config : type
+        Its settings; one of them is ``epochs``.
+    model : Module
+    stateful : tuple of str
+        The attributes, each with ``state_dict`` and ``load_state_dict``, that a resumed run needs.
+    """
+
+    name: ClassVar[str]
+    Config: ClassVar[type[Config]]
+    stateful: ClassVar[tuple[str, ...]] = ("model", "optimizer")
+    model: Any
+
+    def __init__(self, config: Any, *, seed: int):
+        raise TypeError(f"{type(self).__name__} must define __init__")
+
+    def train_epoch(self, progress: Callable[[float], None]) -> tuple[Any, Any]:
+        """Train for one epoch; give the mean loss and accuracy while training.
+
+        ``progress(fraction)`` may be called on the way.
+        """
+        raise TypeError(f"{type(self).__name__} must define train_epoch()")
+
+    def evaluate(self, part: str) -> tuple[Any, Any]:
+        """Give the loss and accuracy on ``"val"`` or ``"test"``, without dropout."""
+        raise TypeError(f"{type(self).__name__} must define evaluate()")
+
+    def finish(self, folder: Path) -> list[str]:
+        """Leave something of the trained model in ``folder``; give lines to print."""
+        return []
+
+    def state(self) -> dict[str, Any]:
+        """Give all that :meth:`load_state` needs to go on, to the bit."""
+        return {name: getattr(self, name).state_dict() for name in self.stateful}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on where the recipe that gave ``state`` stood."""
+        for name in self.stateful:
+            getattr(self, name).load_state_dict(state[name])

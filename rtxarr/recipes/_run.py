@@ -1,0 +1,322 @@
+"""The training loop that the recipes share: metrics, checkpoints, resuming, pictures."""
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rtxarr import random
+from rtxarr._device import device as get_device
+from rtxarr._device import namespace
+from rtxarr.data import load_checkpoint, save_arrays, save_checkpoint
+from rtxarr.data._atomic import atomic_write
+
+CHECKPOINT = "checkpoint.safetensors"
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+MODEL = "model.safetensors"
+CURVES = "curves.png"
+
+# Training is never further ahead of the checkpoint than this, or than one epoch.
+_SECONDS_BETWEEN_SAVES = 5.0
+
+
+class RunError(RuntimeError):
+    """A run that cannot start or be resumed, and why."""
+
+
+@dataclasses.dataclass
+class Result:
+    """How a run ended.
+
+    Attributes
+    ----------
+    history : list of dict
+        What ``metrics.jsonl`` holds.
+    best : dict
+        The entry of the epoch whose parameters are in ``model.safetensors``.
+    test_accuracy : float or None
+        None when the run was interrupted.
+    signal : int or None
+        The signal that interrupted it.
+    notes : list of str
+        What the recipe has to show.
+    """
+
+    history: list[dict[str, Any]]
+    best: dict[str, Any] | None
+    test_accuracy: float | None = None
+    signal: int | None = None
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+class Watch:
+    """Is told how a run goes; this one does nothing."""
+
+    def begin(self, n_epochs: int, n_done: int) -> None:
+        """Learn that epochs ``n_done`` to ``n_epochs`` follow."""
+
+    def progress(self, fraction: float) -> None:
+        """Learn how much of the current epoch is done."""
+
+    def epoch(self, entry: dict[str, Any]) -> None:
+        """Learn the metrics of the epoch that has ended."""
+
+
+def run(
+    kind: type,
+    config: Any = None,
+    *,
+    out: str | os.PathLike,
+    seed: int = 0,
+    device: Any = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+) -> Result:
+    """Train a recipe and write everything about it to a folder.
+
+    Parameters
+    ----------
+    kind : type
+        A recipe, as :func:`rtxarr.recipes.load` gives it.
+    config : Config, optional
+        The recipe's settings; its defaults when left out.
+    out : path-like
+        Made if need be. Must be empty unless ``resume``.
+    seed : int, default 0
+        Of the parameters, the order of the data and dropout. Seeds the default generator.
+    device : str or Device, default the current device
+    resume : bool, default False
+        Go on with the run in ``out``: the metrics, except for ``epoch_ms``, are those of a run
+        that was not interrupted. On another device they differ in the last digits.
+    watch : Watch, optional
+        Is told about every epoch.
+
+    Returns
+    -------
+    Result
+        SIGINT and SIGTERM end the run after the current epoch, with a checkpoint; a second one
+        raises KeyboardInterrupt at once.
+
+    Raises
+    ------
+    RunError
+        When ``out`` holds something, or the run to resume has another recipe, seed or settings.
+    FloatingPointError
+        When the loss is not finite.
+    """
+    config = kind.Config() if config is None else config
+    place = get_device(device)
+    folder = Path(out)
+    identity = {"recipe": kind.name, "seed": seed, "config": dataclasses.asdict(config)}
+    saved = _open_folder(folder, identity, resume)
+    with place, _stopping() as stop:
+        random.seed(seed)
+        training = kind(config, seed=seed)
+        loop = _Loop(training, folder, identity)
+        if saved is None:
+            _write_json(
+                folder / CONFIG, {**identity, "device": str(place), "versions": _versions()}
+            )
+            loop.save()
+        else:
+            loop.load(saved)
+        loop.train(config.epochs, stop, watch or Watch())
+        if len(loop.history) < config.epochs:
+            return Result(loop.history, loop.best, signal=stop.signal)
+        return loop.finish()
+
+
+def read_identity(folder: str | os.PathLike) -> dict[str, Any]:
+    """Give ``recipe``, ``seed``, ``config``, ``device`` and ``versions`` of the run in a folder."""
+    path = Path(folder) / CONFIG
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{folder} holds no run to resume: {path} is not there") from None
+    except ValueError as error:
+        raise RunError(f"{path} must be JSON: {error}") from None
+    names = ("recipe", "seed", "config", "device")
+    if not isinstance(found, dict) or not all(name in found for name in names):
+        raise RunError(f"{path} must have {', '.join(names)}")
+    return found
+
+
+def _open_folder(folder: Path, identity: dict, resume: bool) -> dict[str, Any] | None:
+    """Make the folder, or give the checkpoint in it."""
+    if not resume:
+        if folder.exists() and not folder.is_dir():
+            raise RunError(f"{folder} must be a folder, it is a file")
+        if folder.exists() and any(folder.iterdir()):
+            raise RunError(f"{folder} is not empty: resume the run in it or choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        return None
+    path = folder / CHECKPOINT
+    if not path.exists():
+        raise RunError(f"{folder} holds no run to resume: {path} is not there")
+    saved = load_checkpoint(path, device="cpu")
+    differences = _differences(saved["identity"], identity)
+    if differences:
+        raise RunError(
+            f"the run in {folder} has other settings, so it cannot be resumed with these: "
+            + "; ".join(differences)
+        )
+    return saved
+
+
+def _differences(there: dict, here: dict) -> list[str]:
+    """Name what differs between the recipe, seed and settings of two runs."""
+    if there["recipe"] != here["recipe"]:
+        return [f"recipe is {there['recipe']} there, {here['recipe']} here"]
+    flat = [{"seed": run["seed"], **run["config"]} for run in (there, here)]
+    return [
+        f"{key} is {flat[0].get(key, 'missing')} there, {flat[1].get(key, 'missing')} here"
+        for key in flat[1] | flat[0]
+        if flat[0].get(key) != flat[1].get(key)
+    ]
+
+
+class _Loop:
+    """The epochs of one run and what is kept of them."""
+
+    def __init__(self, training: Any, folder: Path, identity: dict):
+        self.training = training
+        self.folder = folder
+        self.identity = identity
+        self.history: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+        self.best_model: dict[str, Any] = {}
+        self.saved_at = time.monotonic()
+
+    def train(self, n_epochs: int, stop: "_Stop", watch: Watch) -> None:
+        watch.begin(n_epochs, len(self.history))
+        # Entries that the checkpoint does not know are of epochs that are trained again.
+        self._write_metrics()
+        with open(self.folder / METRICS, "a", encoding="utf-8") as metrics:
+            while len(self.history) < n_epochs and stop.signal is None:
+                entry = self._epoch(watch)
+                metrics.write(_line(entry))
+                metrics.flush()
+                if time.monotonic() - self.saved_at > _SECONDS_BETWEEN_SAVES:
+                    self.save()
+                watch.epoch(entry)
+        self.save()
+
+    def _epoch(self, watch: Watch) -> dict[str, Any]:
+        start = time.perf_counter()
+        train_loss, train_accuracy = map(float, self.training.train_epoch(watch.progress))
+        val_loss, val_accuracy = map(float, self.training.evaluate("val"))
+        entry = {
+            "epoch": len(self.history) + 1,
+            "train_loss": train_loss,
+            "val_loss": val_loss,
+            "train_accuracy": train_accuracy,
+            "val_accuracy": val_accuracy,
+            "epoch_ms": round(1000 * (time.perf_counter() - start), 3),
+        }
+        for key in ("train_loss", "val_loss"):
+            if not math.isfinite(entry[key]):
+                raise FloatingPointError(
+                    f"{key} is {entry[key]} in epoch {entry['epoch']}: lower lr"
+                )
+        self.history.append(entry)
+        if self.best is None or _rank(entry) > _rank(self.best):
+            self.best = entry
+            state = self.training.model.state_dict()
+            self.best_model = {k: namespace(x).asarray(x, copy=True) for k, x in state.items()}
+        return entry
+
+    def save(self) -> None:
+        state = {
+            "identity": self.identity,
+            "history": self.history,
+            "best": self.best,
+            "best_model": self.best_model,
+            "training": self.training.state(),
+            "random": random.default_generator().state_dict(),
+        }
+        save_checkpoint(self.folder / CHECKPOINT, state)
+        self.saved_at = time.monotonic()
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.history = saved["history"]
+        self.best = saved["best"]
+        self.best_model = saved["best_model"]
+        self.training.load_state(saved["training"])
+        random.default_generator().load_state_dict(saved["random"])
+
+    def finish(self) -> Result:
+        """Test the best parameters and write them and the pictures."""
+        from rtxarr.recipes._pictures import draw_curves
+
+        training = self.training
+        training.model.load_state_dict(self.best_model)
+        test_accuracy = float(training.evaluate("test")[1])
+        self.history[-1]["test_accuracy"] = test_accuracy
+        self._write_metrics()
+        save_arrays(self.folder / MODEL, self.best_model)
+        draw_curves(self.folder / CURVES, training.name, self.history, self.best, test_accuracy)
+        notes = training.finish(self.folder)
+        return Result(self.history, self.best, test_accuracy, notes=notes)
+
+    def _write_metrics(self) -> None:
+        with atomic_write(self.folder / METRICS) as file:
+            file.writelines(_line(entry).encode() for entry in self.history)
+
+
+def _rank(entry: dict[str, Any]) -> tuple[float, float]:
+    return entry["val_accuracy"], -entry["val_loss"]
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, allow_nan=False) + "\n"
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with atomic_write(path) as file:
+        file.write((json.dumps(content, indent=2) + "\n").encode())
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("rtxarr", "numpy", "scipy", "cupy-cuda12x", "cupy-cuda13x", "cupy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+class _Stop:
+    """Whether a signal has asked for the end."""
+
+    signal: int | None = None
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+@contextmanager
+def _stopping() -> Iterator[_Stop]:
+    """Turn SIGINT and SIGTERM into a wish; only the main thread may."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
