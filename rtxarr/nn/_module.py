@@ -165,7 +165,7 @@ class Module:
         return self
 
     def astype(self, dtype: Any) -> "Module":
-        """Convert real floating-point parameters, gradients and buffers; gives the module itself."""
+        """Convert real parameters, gradients and buffers; gives the module itself."""
         for tensor in (*self.parameters(), *self.buffers()):
             if is_floating(tensor.dtype):
                 replace_data(tensor, namespace(tensor.data).astype(tensor.data, dtype))

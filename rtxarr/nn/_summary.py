@@ -19,8 +19,8 @@ def summarize(model, example_inputs):
 
 
 def _align(row, widths):
-    last = len(row) - 1
-    return [c.rjust(w) if i == last else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))]
+    *cells, count = row
+    return [*(c.ljust(w) for c, w in zip(cells, widths, strict=False)), count.rjust(widths[-1])]
 
 
 def _output_shapes(model, example_inputs):

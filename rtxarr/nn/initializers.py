@@ -24,7 +24,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rtxarr._device import device, namespace, to_device
-from rtxarr.dtypes import accumulator
+from rtxarr.random import default_generator
 
 __all__ = [
     "constant",
@@ -88,7 +88,7 @@ def uniform(low: float = -0.05, high: float = 0.05) -> Callable:
         raise ValueError(f"low must be less than high, got {low} and {high}")
 
     def init(shape, *, dtype, generator=None):
-        return _draw("uniform", shape, dtype, generator, lambda u: low + (high - low) * u)
+        return _or_default(generator).uniform(shape, low, high, dtype=dtype)
 
     return init
 
@@ -98,7 +98,7 @@ def normal(std: float = 0.02, *, mean: float = 0.0) -> Callable:
     _check_positive("std", std)
 
     def init(shape, *, dtype, generator=None):
-        return _draw("normal", shape, dtype, generator, lambda z: mean + std * z)
+        return _or_default(generator).normal(shape, mean, std, dtype=dtype)
 
     return init
 
@@ -106,39 +106,16 @@ def normal(std: float = 0.02, *, mean: float = 0.0) -> Callable:
 def truncated_normal(std: float = 0.02, *, mean: float = 0.0) -> Callable:
     """Draw from a normal distribution cut off two standard deviations from its mean.
 
-    ``std`` is that of the normal distribution before the cut, 1.137 times that of the values.
+    ``std`` is that of the normal distribution before the cut; the values' is 0.88 times it.
     """
     _check_positive("std", std)
-    # A normal variable lies within two standard deviations with this probability.
-    inside = math.erf(2 / math.sqrt(2))
-
-    def values(u):
-        return mean + std * math.sqrt(2) * _erfinv(namespace(u), inside * (2 * u - 1))
 
     def init(shape, *, dtype, generator=None):
-        return _draw("uniform", shape, dtype, generator, values)
+        return _or_default(generator).truncated_normal(
+            shape, mean, std, mean - 2 * std, mean + 2 * std, dtype=dtype
+        )
 
     return init
-
-
-def _erfinv(xp, x):
-    """Inverse error function for ``|x| < 0.9966``, to about 1e-7 (Giles 2010, table 5)."""
-    w = -xp.log((1 - x) * (1 + x)) - 2.5
-    coefficients = (
-        2.81022636e-08,
-        3.43273939e-07,
-        -3.5233877e-06,
-        -4.39150654e-06,
-        0.00021858087,
-        -0.00125372503,
-        -0.00417768164,
-        0.246640727,
-        1.50140941,
-    )
-    p = coefficients[0]
-    for c in coefficients[1:]:
-        p = c + p * w
-    return p * x
 
 
 def fan_in_uniform(*, in_axis: int = 1, out_axis: int = 0) -> Callable:
@@ -205,15 +182,14 @@ def orthogonal(gain: float = 1.0) -> Callable:
         if len(shape) < 2:
             raise ValueError(f"orthogonal needs at least 2 dimensions, got shape {shape}")
         rows, columns = shape[0], math.prod(shape[1:])
-        place = device()
-        with device("cpu"):  # one matrix, once: the same bits on every device
-            tall = (max(rows, columns), min(rows, columns))
-            z = _draw("normal", tall, np.dtype("float64"), generator, lambda z: z)
+        tall = (max(rows, columns), min(rows, columns))
+        # On the host, to have the same bits for every device.
+        z = _or_default(generator).normal(tall, dtype="float64", device="cpu")
         q, r = np.linalg.qr(z)
         # With a positive diagonal of r the decomposition is unique and q uniformly distributed.
         q = q * np.where(np.diagonal(r) < 0, -1.0, 1.0)
         q = q.T if rows < columns else q
-        return to_device((gain * q).reshape(shape).astype(dtype), place)
+        return to_device((gain * q).reshape(shape).astype(dtype), device())
 
     return init
 
@@ -233,22 +209,17 @@ def _scaled(distribution, mode, gain, in_axis, out_axis):
         fans = {"fan_in": shape[in_axis] * area, "fan_out": shape[out_axis] * area}
         fan = fans.get(mode, sum(fans.values()) / 2)
         std = gain / math.sqrt(max(1, fan))
+        source = _or_default(generator)
         if distribution == "normal":
-            return _draw("normal", shape, dtype, generator, lambda z: std * z)
+            return source.normal(shape, 0.0, std, dtype=dtype)
         bound = math.sqrt(3) * std
-        return _draw("uniform", shape, dtype, generator, lambda u: bound * (2 * u - 1))
+        return source.uniform(shape, -bound, bound, dtype=dtype)
 
     return init
 
 
-def _draw(distribution, shape, dtype, generator, values):
-    """Draw standard random numbers, wide enough, and turn them into values of ``dtype``."""
-    if generator is None:
-        from rtxarr.random import default_generator
-
-        generator = default_generator()
-    drawn = values(getattr(generator, distribution)(shape, dtype=accumulator(np.dtype(dtype))))
-    return namespace(drawn).astype(drawn, dtype, copy=False)
+def _or_default(generator):
+    return default_generator() if generator is None else generator
 
 
 def _check_positive(name, value):

@@ -123,7 +123,11 @@ class Optimizer:
         for group in groups:
             self.check(group)
         params = self._params()
-        owners = [group for group, own in zip(groups, self.groups) for _ in own["params"]]
+        owners = [
+            values
+            for values, group in zip(groups, self.groups, strict=True)
+            for _ in group["params"]
+        ]
         loaded = {}
         for place, values in state["state"].items():
             if place not in map(str, range(len(params))):

@@ -290,11 +290,10 @@ class PlateauSchedule:
 def _check(schedule, non_negative, positive=()):
     for name in (*non_negative, *positive):
         value = getattr(schedule, name)
-        strict = name in positive
-        if not (value > 0 if strict else value >= 0) or value == math.inf:
-            raise ValueError(
-                f"{name} must be {'> 0' if strict else '>= 0'} and finite, got {value}"
-            )
+        holds = value > 0 if name in positive else value >= 0
+        if not holds or value == math.inf:
+            bound = "> 0" if name in positive else ">= 0"
+            raise ValueError(f"{name} must be {bound} and finite, got {value}")
 
 
 def _line(first, last, step, n_steps):
