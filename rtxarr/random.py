@@ -11,7 +11,7 @@ Examples
 >>> from rtxarr.random import Generator
 >>> rng = Generator(0)
 >>> rng.integers(0, 10, (5,), device="cpu")
-array([...])
+array([8, 6, 3, 0, 3])
 """
 
 from __future__ import annotations

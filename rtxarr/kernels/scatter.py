@@ -8,7 +8,13 @@ import numpy as np
 
 from rtxarr._device import namespace, runs_kernels
 from rtxarr.dtypes import accumulator
-from rtxarr.kernels.segment import _check_range, segment_reduce
+from rtxarr.kernels.segment import (
+    check_index,
+    check_operation,
+    check_range,
+    reduce_masked,
+    segment_reduce,
+)
 
 __all__ = ["scatter_reduce"]
 
@@ -33,22 +39,26 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
         Rows with the same index are combined in their order in ``values``. A row that no
         index names is what ``segment_reduce`` gives for an empty segment.
     """
-    if index.ndim != 1 or index.dtype not in (np.int32, np.int64):
-        raise TypeError(f"index must be 1-D int32 or int64, got {index.ndim}-D {index.dtype}")
+    xp = namespace(index, values)
+    check_operation(op, values.dtype)
+    check_index(xp, "index", index)
     if values.ndim != 2 or values.shape[0] != index.shape[0]:
         raise ValueError(
             f"values must have shape ({index.shape[0]}, n_features), got {values.shape}"
         )
     if n_rows < 0:
         raise ValueError(f"n_rows must not be negative, got {n_rows}")
-    xp = namespace(index, values)
-    if not runs_kernels(values):
-        _check_range(index, "index", n_rows)
+    on_host = isinstance(values, np.ndarray) and not runs_kernels(values)
+    if on_host:
+        check_range(index, "index", n_rows)
         if op == "sum" and 0 not in (n_rows, *values.shape):
             return _sum_host(index, values, n_rows)
+    elif not runs_kernels(values):
+        rows = xp.arange(n_rows, dtype=index.dtype)
+        return reduce_masked(xp, op, values, index == rows[:, None])
     order = xp.argsort(index, stable=True)
     rows = xp.arange(n_rows + 1, dtype=index.dtype)
-    indptr = xp.astype(xp.searchsorted(index[order], rows), np.int64, copy=False)
+    indptr = xp.astype(xp.searchsorted(index[order], rows), xp.int64, copy=False)
     return segment_reduce(op, values, indptr, indices=order)
 
 
@@ -56,8 +66,6 @@ def _sum_host(index: np.ndarray, values: np.ndarray, n_rows: int) -> np.ndarray:
     """Add in order without sorting: a sparse matrix with one 1 a column, times ``values``."""
     from scipy import sparse
 
-    if values.dtype.kind not in "biufcV":
-        raise TypeError(f"scatter sum does not take values of {values.dtype}")
     n_values = index.shape[0]
     total = values.astype(accumulator(values.dtype), copy=False)
     ones = np.ones(n_values, dtype=total.dtype)

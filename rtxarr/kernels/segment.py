@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr._device import launch, namespace, runs_kernels
-from rtxarr.dtypes import accumulator, is_floating, is_half, is_inexact
+from rtxarr.dtypes import accumulator, iinfo, is_floating, is_half, is_inexact, isdtype
 
 __all__ = ["segment_max", "segment_mean", "segment_min", "segment_reduce", "segment_sum"]
 
@@ -41,14 +41,20 @@ def segment_reduce(op: str, values: Any, indptr: Any, *, indices: Any = None) ->
         gives 0 for "sum" and "mean", and for "max" and "min" the type's lowest or highest value
         (an infinity for floating types). NaN wins in "max" and "min".
     """
-    _check(op, values, indptr, indices)
     xp = namespace(values, indptr, indices)
+    _check(xp, op, values, indptr, indices)
     shape = (indptr.shape[0] - 1, values.shape[1])
     if 0 in shape:
         return xp.empty(shape, dtype=values.dtype)
-    if not runs_kernels(values):
+    if runs_kernels(values):
+        return _reduce_gpu(xp, op, values, indptr, indices, shape)
+    if isinstance(values, np.ndarray):
         return _reduce_host(op, values, indptr, indices, shape)
-    return _reduce_gpu(xp, op, values, indptr, indices, shape)
+    if indices is not None:
+        values = xp.take(values, indices, axis=0)
+    rows = xp.arange(values.shape[0], dtype=indptr.dtype)
+    owned = (rows >= indptr[:-1, None]) & (rows < indptr[1:, None])
+    return reduce_masked(xp, op, values, owned)
 
 
 def segment_sum(values: Any, indptr: Any, *, indices: Any = None) -> Any:
@@ -71,25 +77,39 @@ def segment_min(values: Any, indptr: Any, *, indices: Any = None) -> Any:
     return segment_reduce("min", values, indptr, indices=indices)
 
 
-def _check(op: str, values: Any, indptr: Any, indices: Any) -> None:
-    if op not in _OPS:
-        raise ValueError(f"op must be one of {', '.join(_OPS)}, got {op!r}")
+def _check(xp: Any, op: str, values: Any, indptr: Any, indices: Any) -> None:
+    check_operation(op, values.dtype)
     if values.ndim != 2:
         raise ValueError(f"values must have shape (n_values, n_features), got {values.shape}")
     if indptr.ndim != 1 or indptr.shape[0] == 0:
         raise ValueError(f"indptr must have shape (n_segments + 1,), got {indptr.shape}")
-    if indptr.dtype != np.int64:
+    if indptr.dtype != xp.int64:
         raise TypeError(f"indptr must be int64, got {indptr.dtype}")
-    if indices is not None and (indices.ndim != 1 or indices.dtype not in (np.int32, np.int64)):
-        raise TypeError(f"indices must be 1-D int32 or int64, got {indices.ndim}-D {indices.dtype}")
-    dtype = values.dtype
-    right = {
-        "sum": is_inexact(dtype) or dtype.kind in "iu",
-        "mean": is_inexact(dtype),
-        "max": is_floating(dtype) or dtype.kind in "iu",
-    }
-    if not right.get(op, right["max"]):
-        raise TypeError(f"segment {op} does not take values of {dtype}")
+    if indices is not None:
+        check_index(xp, "indices", indices)
+
+
+def check_operation(op: str, dtype: Any) -> None:
+    """Refuse an unknown operation, or one that values of this type have not."""
+    if op not in _OPS:
+        raise ValueError(f"op must be one of {', '.join(_OPS)}, got {op!r}")
+    right = is_inexact(dtype) if op in ("sum", "mean") else is_floating(dtype)
+    if not (right or (op != "mean" and isdtype(dtype, "integral"))):
+        raise TypeError(f"{op!r} does not take values of {dtype}")
+
+
+def check_index(xp: Any, name: str, index: Any) -> None:
+    """Refuse what is not a list of row numbers, by its metadata alone."""
+    if index.ndim != 1 or index.dtype not in (xp.int32, xp.int64):
+        raise TypeError(f"{name} must be 1-D int32 or int64, got {index.ndim}-D {index.dtype}")
+
+
+def _limits(dtype: Any) -> tuple:
+    """Return what "max" and "min" over no rows give."""
+    if is_floating(dtype):
+        return -np.inf, np.inf
+    info = iinfo(dtype)
+    return info.min, info.max
 
 
 # ----------------------------------------------------------------------------------- on a GPU
@@ -147,7 +167,7 @@ def _can_be_wide(flat: Any, n_features: int) -> bool:
 def _reduce_host(op: str, values: Any, indptr: Any, indices: Any, shape: tuple) -> Any:
     _check_pointers(indptr, values.shape[0] if indices is None else indices.shape[0])
     if indices is not None:
-        _check_range(indices, "indices", values.shape[0])
+        check_range(indices, "indices", values.shape[0])
     if op in ("sum", "mean"):
         total = _sum_host(values, indptr, indices, shape)
         if op == "mean":
@@ -183,13 +203,28 @@ def _check_pointers(indptr: np.ndarray, n: int) -> None:
         raise ValueError(f"indptr must not decrease and must lie in [0, {n}]")
 
 
-def _check_range(index: np.ndarray, name: str, n: int) -> None:
+def check_range(index: np.ndarray, name: str, n: int) -> None:
+    """Refuse row numbers outside [0, n)."""
     if index.size and not (index.min() >= 0 and index.max() < n):
         raise IndexError(f"{name} must lie in [0, {n}), got {index.min()} to {index.max()}")
 
 
-def _limits(dtype: np.dtype) -> tuple:
-    if is_floating(dtype):
-        return -np.inf, np.inf
-    info = np.iinfo(dtype)
-    return info.min, info.max
+# ---------------------------------------------------------- other libraries' arrays: plain and slow
+
+
+def reduce_masked(xp: Any, op: str, values: Any, owned: Any) -> Any:
+    """Reduce, for each row of the boolean matrix ``owned``, the values it is True for."""
+    total_type = accumulator(values.dtype)
+    owned, wide = owned[:, :, None], xp.astype(values, total_type, copy=False)[None, :, :]
+    nothing = 0 if op in ("sum", "mean") else _limits(values.dtype)[op == "min"]
+    chosen = xp.where(owned, wide, xp.asarray(nothing, dtype=total_type))
+    if op in ("sum", "mean"):
+        out = xp.sum(chosen, axis=1, dtype=total_type)
+        if op == "mean":
+            count = xp.sum(xp.astype(owned, total_type), axis=1)
+            out = out / xp.where(count > 0, count, xp.asarray(1, dtype=total_type))
+    elif values.shape[0] == 0:
+        out = xp.full((owned.shape[0], values.shape[1]), nothing, dtype=total_type)
+    else:
+        out = (xp.max if op == "max" else xp.min)(chosen, axis=1)
+    return xp.astype(out, values.dtype, copy=False)
