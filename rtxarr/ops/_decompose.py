@@ -21,6 +21,7 @@ from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import astype, conj, imag, real, where
+from rtxarr.ops._half import widen
 from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import concat, expand_dims, matrix_transpose
 from rtxarr.ops._matrix import check_matrix, diagonal, tril
@@ -70,17 +71,15 @@ def _in_single(function):
 
     @functools.wraps(function)
     def call(*arrays, **options):
-        known = [x.dtype for x in arrays if hasattr(x, "dtype")]
-        if not any(dtypes.is_half(dtype) for dtype in known):
+        if not any(dtypes.is_half(getattr(x, "dtype", None)) for x in arrays):
             return function(*arrays, **options)
-        half = dtypes.result_type(*known)
-        arrays = [astype(x, dtypes.float32) if dtypes.is_half(x.dtype) else x for x in arrays]
-        out = function(*arrays, **options)
-        if not dtypes.is_half(half):
+        out = function(*map(widen, arrays), **options)
+        dtype = dtypes.result_type(*arrays)
+        if not dtypes.is_half(dtype):
             return out
         if isinstance(out, tuple):
-            return type(out)(*(_round(part, half) for part in out))
-        return _round(out, half)
+            return type(out)(*(_round(part, dtype) for part in out))
+        return _round(out, dtype)
 
     return call
 

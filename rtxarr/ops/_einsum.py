@@ -12,7 +12,7 @@ import numpy as np
 
 from rtxarr import dtypes
 from rtxarr.autograd._tape import raw
-from rtxarr.ops._elementwise import multiply
+from rtxarr.ops._elementwise import astype, multiply
 from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import moveaxis, permute_dims, reshape
 from rtxarr.ops._matrix import diagonal
@@ -62,6 +62,9 @@ def einsum(subscripts: str, /, *operands):
         if not hasattr(x, "shape"):
             raise TypeError(f"operand {place} must be an array, got {type(x).__name__}")
     terms, result, sizes, steps = _plan(subscripts, tuple(tuple(x.shape) for x in operands))
+    if any(x.dtype != operands[0].dtype for x in operands[1:]):
+        dtype = dtypes.result_type(*(x.dtype for x in operands))
+        operands = [astype(x, dtype, copy=False) for x in operands]
     pending = []
     for x, term in zip(operands, terms, strict=True):
         x, term = _take_diagonals(x, term)

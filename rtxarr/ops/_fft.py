@@ -11,7 +11,8 @@ from rtxarr import _device, dtypes
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
-from rtxarr.ops._elementwise import astype, conj
+from rtxarr.ops._elementwise import conj
+from rtxarr.ops._half import widen
 from rtxarr.ops._manipulate import normalize_axes, pad, roll
 
 _SWAPPED = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
@@ -37,9 +38,8 @@ def _prepare(x, s, axes, norm, *, half_spectrum=False):
         raise ValueError(f"s and axes must have one length, got s={tuple(s)} and axes={axes}")
     if any(n < 1 for n in s):
         raise ValueError(f"a transform needs at least one point along each axis, got {tuple(s)}")
-    if dtypes.is_half(x.dtype):
-        x = astype(x, dtypes.float32)  # there is no half-precision complex type
-    return x, tuple(int(n) for n in s), axes
+    # There is no half-precision complex type.
+    return widen(x), tuple(int(n) for n in s), axes
 
 
 def _refuse_complex(x):

@@ -1,5 +1,6 @@
 """Matrix products, and their derivative rules; decompositions are in ``rtxarr.linalg``."""
 
+import functools
 import math
 
 import numpy as np
@@ -114,7 +115,8 @@ def vecdot(x1, x2, /, *, axis=-1):
             f"x1 and x2 must have the same length along axis {axis}, got shapes {x1.shape} and "
             f"{x2.shape}"
         )
-    return _in_single(lambda a, b: namespace(a, b).vecdot(a, b, axis=axis), x1, x2)
+    axis = axis if axis < 0 else axis - x1.ndim
+    return _in_single(functools.partial(namespace(x1, x2).vecdot, axis=axis), x1, x2)
 
 
 def _vecdot_restore(g, x1_shape, x2_shape, axis):
