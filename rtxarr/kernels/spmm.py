@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -10,49 +9,6 @@ import numpy as np
 from rtxarr._device import launch, namespace, runs_kernels
 
 __all__ = ["spmm"]
-
-
-@functools.cache
-def _kernel(dtype: np.dtype, wide: bool):
-    from rtxarr._device import cuda
-    from rtxarr.kernels._vector import access
-
-    width, scalar, load, store, _ = access(dtype, wide=wide)
-    nothing = (scalar(0),) * width
-
-    if width == 4:
-
-        @cuda.jit(device=True)
-        def add_scaled(total, weight, x):
-            return (
-                total[0] + weight * x[0],
-                total[1] + weight * x[1],
-                total[2] + weight * x[2],
-                total[3] + weight * x[3],
-            )
-
-    else:
-
-        @cuda.jit(device=True)
-        def add_scaled(total, weight, x):
-            return (total[0] + weight * x[0],)
-
-    @cuda.jit
-    def kernel(values, dense, indptr, indices, out, n_features):
-        # Neighbouring threads (x) take neighbouring features; y and the grid run over rows.
-        row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
-        if row >= indptr.size - 1:
-            return
-        feature = np.int64(cuda.threadIdx.x * width)
-        while feature < n_features:
-            total = nothing
-            for j in range(indptr[row], indptr[row + 1]):
-                x = load(dense, np.int64(indices[j]) * n_features + feature)
-                total = add_scaled(total, values[j], x)
-            store(out, row * n_features + feature, total)
-            feature += cuda.blockDim.x * width
-
-    return kernel
 
 
 def spmm(values: Any, dense: Any, indptr: Any, indices: Any) -> Any:
@@ -81,6 +37,8 @@ def spmm(values: Any, dense: Any, indptr: Any, indices: Any) -> Any:
 
         shape = (n_rows, dense.shape[0])
         return sparse.csr_array((values, indices, indptr), shape=shape) @ dense
+    from rtxarr.kernels._spmm_cuda import kernel
+
     flat = xp.reshape(dense, (-1,))  # copies when dense is not contiguous
     out = xp.empty(n_rows * n_features, dtype=values.dtype)
     # A pool's or NumPy's fresh array is aligned; a slice of one may not be.
@@ -90,5 +48,5 @@ def spmm(values: Any, dense: Any, indptr: Any, indices: Any) -> Any:
     lanes = min(32, 1 << (-(-n_features // width) - 1).bit_length())
     block = (lanes, 256 // lanes)
     args = (values, flat, indptr, indices, out, n_features)
-    launch(_kernel(values.dtype, wide), -(-n_rows // block[1]), args, block=block)
+    launch(kernel(values.dtype, wide), -(-n_rows // block[1]), args, block=block)
     return xp.reshape(out, (n_rows, n_features))
