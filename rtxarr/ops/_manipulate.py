@@ -394,7 +394,7 @@ def pad(x, /, widths, *, constant_values=0):
     if len(widths) != x.ndim or any(a < 0 or b < 0 for a, b in widths):
         raise ValueError(f"widths must give {x.ndim} pairs of counts >= 0, got {widths}")
     shape = tuple(n + a + b for n, (a, b) in zip(x.shape, widths, strict=True))
-    out = xp.full(shape, constant_values, dtype=x.dtype, device=x.device)
+    out = xp.full(shape, constant_values, dtype=x.dtype)
     out[tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))] = x
     return out
 
