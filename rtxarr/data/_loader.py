@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._device import Device, device_of, is_array, is_device_array, namespace, to_device
+from rtxarr._device import (
+    Device,
+    device_of,
+    empty_pinned,
+    is_array,
+    is_device_array,
+    namespace,
+    to_device,
+)
 from rtxarr.autograd import Tensor
 from rtxarr.data._prefetch import Prefetch, copied_ahead, in_turn, is_movable, map_arrays, pin
 from rtxarr.random import Generator
@@ -103,6 +111,7 @@ class DataLoader:
         on_gpu = bool(self._arrays) and is_device_array(self._arrays[0])
         self._home = device_of(self._arrays[0]) if on_gpu else _device.device("cpu")
         self.device = self._home if on_gpu and device is None else _device.device(device)
+        self._copies_ahead = self.prefetch > 0 and not on_gpu and self.device != "cpu"
         self._epoch = 0
         self._position = 0
         self._source: Prefetch | None = None  # of the loop in progress
@@ -174,8 +183,8 @@ class DataLoader:
         depth = self.prefetch if self._home == "cpu" else 0
         source = Prefetch(self._make, self._jobs(self._epoch, self._position), depth)
         self._source = source
-        copies = depth and self.device != "cpu"
-        items = copied_ahead(source, self.device, depth) if copies else in_turn(source)
+        ahead = self._copies_ahead
+        items = copied_ahead(source, self.device, depth) if ahead else in_turn(source)
         try:
             for item in items:
                 if source.closed:
@@ -214,7 +223,8 @@ class DataLoader:
         epoch, indices = job
         with self._home:
             if self._arrays and self.transform is None and self.collate is None:
-                batch = map_arrays(self.dataset, lambda x: _take(x, indices))
+                take = _take_pinned if self._copies_ahead else _take
+                batch = map_arrays(self.dataset, lambda x: take(x, indices))
             else:
                 samples = [self._sample(epoch, i) for i in indices.tolist()]
                 try:
@@ -222,9 +232,9 @@ class DataLoader:
                 except BaseException as error:
                     error.add_note(f"while making a batch of the samples {indices.tolist()}")
                     raise
-        if self.device == "cpu" or not self.prefetch or self._home != "cpu":
-            return len(indices), map_arrays(batch, self._place)
-        return len(indices), pin(batch)
+                if self._copies_ahead:
+                    batch = pin(batch)
+        return len(indices), batch if self._copies_ahead else map_arrays(batch, self._place)
 
     def _sample(self, epoch: int, index: int) -> Any:
         try:
@@ -303,6 +313,13 @@ def _count_samples(dataset: Any, arrays: list[Any]) -> int:
 def _take(x: Any, indices: np.ndarray) -> Any:
     xp = namespace(x)
     return xp.take(x, xp.asarray(indices), axis=0)
+
+
+def _take_pinned(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    if not is_movable(x):
+        return _take(x, indices)
+    out = empty_pinned((len(indices), *x.shape[1:]), x.dtype)
+    return np.take(x, indices, axis=0, out=out, mode="clip")  # "raise" would buffer the result
 
 
 def _stack(samples: list[Any]) -> Any:

@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rtxarr._device import Device, current_stream, empty_pinned, namespace, stream
+from rtxarr._device import (
+    Device,
+    current_stream,
+    device_of,
+    empty_pinned,
+    is_device_array,
+    namespace,
+    stream,
+)
 
 
 class Item(NamedTuple):
@@ -127,6 +135,9 @@ def pin(tree: Any) -> Any:
     """Copy NumPy arrays to page-locked memory, which a GPU reads beside the host's work."""
 
     def leaf(x: Any) -> Any:
+        if is_device_array(x):  # made on this thread's stream: finish it before another uses it
+            with device_of(x):
+                current_stream().synchronize()
         if not is_movable(x):
             return x
         pinned = empty_pinned(x.shape, x.dtype)
@@ -181,7 +192,8 @@ def copied_ahead(source: Prefetch, device: Device, depth: int) -> Generator[Item
                 current_stream().wait_event(done)
             reading.append((done, hosts))
             if len(reading) > depth:
-                reading.popleft()[0].synchronize()
+                reading[0][0].synchronize()
+                reading.popleft()
             yield item
     finally:
         side.synchronize()

@@ -104,7 +104,8 @@ def test_shuffling_is_uniform():
 
 def test_arrays_of_any_library(xp):
     x = xp.reshape(xp.arange(12, dtype=xp.float32), (6, 2))
-    loader = DataLoader({"x": x, "pair": x[:, 0]}, 4, shuffle=False)
+    device = "cuda:0" if xp.__name__.endswith("cupy") else "cpu"
+    loader = DataLoader({"x": x, "pair": x[:, 0]}, 4, shuffle=False, device=device)
     batches = list(loader)
     assert [tuple(batch["x"].shape) for batch in batches] == [(4, 2), (2, 2)]
     assert type(batches[0]["x"]) is type(x)
@@ -509,3 +510,15 @@ def test_a_stream_of_the_consumers_own():
         stream.synchronize()
     for doubled, index in got:
         np.testing.assert_array_equal(doubled.get(), 2 * x[index.get()])
+
+
+@pytest.mark.gpu
+def test_samples_on_the_gpu():
+    import cupy
+
+    samples = [cupy.full((500, 500), i, cupy.float32) for i in range(40)]
+    with cupy.cuda.Stream(non_blocking=True):
+        got = [batch * 1 for batch in DataLoader(samples, 8, shuffle=False, device="cuda:0")]
+        got = cupy.concatenate(got)[:, 0, 0].tolist()
+    assert got == list(range(40))
+    assert isinstance(next(iter(DataLoader(samples, 8, device="cpu"))), np.ndarray)
