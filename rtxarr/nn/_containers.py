@@ -54,15 +54,14 @@ class Sequential(Module):
 
     def __repr__(self):
         lines = [
-            f"  (layers.{i}): "
-            + (
-                repr(layer)
-                if isinstance(layer, Module)
-                else getattr(layer, "__name__", repr(layer))
-            )
+            f"  (layers.{i}): {_describe(layer)}".replace("\n", "\n  ")
             for i, layer in enumerate(self.layers)
         ]
-        return "\n".join(["Sequential(", *(line.replace("\n", "\n  ") for line in lines), ")"])
+        return "\n".join(["Sequential(", *lines, ")"])
+
+
+def _describe(layer):
+    return repr(layer) if isinstance(layer, Module) else getattr(layer, "__name__", repr(layer))
 
 
 class Flatten(Module):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from rtxarr._device import namespace
+from rtxarr.kernels.optimizers import adam_step, lion_step
 from rtxarr.optim._optimizer import Optimizer, require
 
 
@@ -57,6 +58,9 @@ class Adam(Optimizer):
             grad = grad + settings["weight_decay"] * param
         _adam_update(param, grad, state, settings)
 
+    def launch(self, param, grad, state, settings):
+        return _adam_launch(param, grad, state, settings, decoupled=False)
+
 
 class AdamW(Adam):
     """Adam with decoupled weight decay: it shrinks the parameters, not through the gradient.
@@ -96,6 +100,9 @@ class AdamW(Adam):
         param *= 1 - settings["lr"] * settings["weight_decay"]
         _adam_update(param, grad, state, settings)
 
+    def launch(self, param, grad, state, settings):
+        return _adam_launch(param, grad, state, settings, decoupled=True)
+
 
 def _adam_update(param, grad, state, settings):
     xp = namespace(param)
@@ -111,6 +118,24 @@ def _adam_update(param, grad, state, settings):
     # The corrections make up for starting at zero: m / (1 - beta1**t), v / (1 - beta2**t).
     root = xp.sqrt(v / (1 - beta2**step)) + settings["eps"]
     param -= settings["lr"] / (1 - beta1**step) * m / root
+
+
+def _adam_launch(param, grad, state, settings, *, decoupled):
+    state["step"] += 1
+    adam_step(
+        param,
+        grad,
+        state["mean"],
+        state["mean_square"],
+        state.get("largest"),
+        step=state["step"],
+        lr=settings["lr"],
+        betas=settings["betas"],
+        eps=settings["eps"],
+        weight_decay=settings["weight_decay"],
+        decoupled=decoupled,
+    )
+    return True
 
 
 class Lion(Optimizer):
@@ -159,6 +184,11 @@ class Lion(Optimizer):
         param -= settings["lr"] * direction
         m *= beta2
         m += (1 - beta2) * grad
+
+    def launch(self, param, grad, state, settings):
+        options = {name: settings[name] for name in ("lr", "betas", "weight_decay")}
+        lion_step(param, grad, state["momentum"], **options)
+        return True
 
 
 def _check_betas(settings):

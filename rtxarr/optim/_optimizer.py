@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rtxarr._device import device_of, is_array, namespace, to_device
+from rtxarr._device import device_of, is_array, namespace, runs_kernels, to_device
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._tape import _store
 from rtxarr.dtypes import accumulator, is_floating, is_half
@@ -28,8 +28,9 @@ class Optimizer:
     Notes
     -----
     A subclass checks its settings in :meth:`check`, makes what it remembers of a parameter in
-    :meth:`start` and writes its formula in :meth:`update`. Where parameters are float16 or
-    bfloat16, state is float32 and the update is computed in float32.
+    :meth:`start` and writes its formula in :meth:`update`; it may have a GPU kernel in
+    :meth:`launch`. Where parameters are float16 or bfloat16, state is float32 and the update is
+    computed in float32.
     """
 
     def __init__(self, params: Iterable, **settings: Any):
@@ -50,6 +51,10 @@ class Optimizer:
         """Change the raw array ``param``, and ``state``, in place; leave ``grad`` alone."""
         raise TypeError(f"{type(self).__name__} must define update()")
 
+    def launch(self, param: Any, grad: Any, state: dict, settings: Mapping[str, Any]) -> bool:
+        """Do the same in one kernel, also on float16 and bfloat16; False if there is none."""
+        return False
+
     # ---------------------------------------------------------------------------------- use
 
     def step(self) -> None:
@@ -59,14 +64,18 @@ class Optimizer:
                 grad = param.grad
                 if grad is None:
                     continue
-                data = param.data
-                wide = widened(data)
                 if param not in self.state:
-                    self.state[param] = self.start(wide, group)
-                self.update(wide, widened(grad), self.state[param], group)
-                if wide is not data:
-                    data[...] = namespace(data).astype(wide, data.dtype)
+                    self.state[param] = self.start(widened(param.data), group)
+                self._step_one(param.data, grad, self.state[param], group)
                 _store(param)[0] += 1
+
+    def _step_one(self, data, grad, state, group):
+        if runs_kernels(data) and data.flags.c_contiguous and self.launch(data, grad, state, group):
+            return
+        wide = widened(data)
+        self.update(wide, widened(grad), state, group)
+        if wide is not data:
+            data[...] = namespace(data).astype(wide, data.dtype)
 
     def zero_grad(self) -> None:
         """Forget the gradients of all parameters."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from rtxarr._device import namespace
+from rtxarr.kernels.optimizers import sgd_step
 from rtxarr.optim._optimizer import Optimizer, require
 
 
@@ -59,6 +60,11 @@ class SGD(Optimizer):
             velocity += grad
             grad = grad + momentum * velocity if settings["nesterov"] else velocity
         param -= settings["lr"] * grad
+
+    def launch(self, param, grad, state, settings):
+        names = ("lr", "momentum", "nesterov", "weight_decay")
+        sgd_step(param, grad, state.get("velocity"), **{name: settings[name] for name in names})
+        return True
 
 
 class RMSprop(Optimizer):

@@ -1,0 +1,112 @@
+"""Linear maps and tables of vectors."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rtxarr import ops
+from rtxarr._device import Device
+from rtxarr.nn._module import Module
+from rtxarr.nn._parameter import Parameter
+from rtxarr.nn._text import call_text
+from rtxarr.nn.initializers import normal
+
+
+class Linear(Module):
+    """Linear map of the last axis: ``x @ weight.T + bias``.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+    bias : bool, default True
+    weight_init, bias_init : str or callable, default "fan_in_uniform" and "zeros"
+        See :mod:`rtxarr.nn.initializers`.
+    dtype : dtype, default float32
+    device : Device or str, default the current one
+    generator : Generator, default :func:`rtxarr.random.default_generator`
+        For the first values.
+
+    Attributes
+    ----------
+    weight : Parameter, shape (out_features, in_features)
+    bias : Parameter, shape (out_features,), or None
+
+    Examples
+    --------
+    >>> import rtxarr as rx
+    >>> from rtxarr import nn
+    >>> nn.Linear(3, 2)(rx.ones((5, 3), dtype="float32")).shape
+    (5, 2)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        weight_init: str | Callable = "fan_in_uniform",
+        bias_init: str | Callable = "zeros",
+        dtype: Any = None,
+        device: str | Device | None = None,
+        generator: Any = None,
+    ):
+        options = {"dtype": dtype, "device": device, "generator": generator}
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = Parameter((out_features, in_features), init=weight_init, **options)
+        self.bias = Parameter((out_features,), init=bias_init, **options) if bias else None
+
+    def forward(self, x):
+        if x.shape[-1:] != (self.in_features,):
+            raise ValueError(f"{self!r} got x of shape {x.shape}")
+        return ops.linear(x, self.weight, self.bias)
+
+    def __repr__(self):
+        bias = "" if self.bias is not None else ", bias=False"
+        return f"Linear({self.in_features}, {self.out_features}{bias})"
+
+
+class Embedding(Module):
+    """Table of vectors, looked up by number; see :func:`rtxarr.embedding`.
+
+    Parameters
+    ----------
+    n_embeddings : int
+        Numbers lie in ``[0, n_embeddings)``.
+    n_features : int
+        Length of a vector.
+    weight_init : str or callable, default a standard normal distribution
+        See :mod:`rtxarr.nn.initializers`.
+    dtype : dtype, default float32
+    device : Device or str, default the current one
+    generator : Generator, default :func:`rtxarr.random.default_generator`
+        For the first values.
+
+    Attributes
+    ----------
+    weight : Parameter, shape (n_embeddings, n_features)
+    """
+
+    def __init__(
+        self,
+        n_embeddings: int,
+        n_features: int,
+        *,
+        weight_init: str | Callable | None = None,
+        dtype: Any = None,
+        device: str | Device | None = None,
+        generator: Any = None,
+    ):
+        self.n_embeddings, self.n_features = n_embeddings, n_features
+        self.weight = Parameter(
+            (n_embeddings, n_features),
+            init=normal(1.0) if weight_init is None else weight_init,
+            dtype=dtype,
+            device=device,
+            generator=generator,
+        )
+
+    def forward(self, indices):
+        return ops.embedding(self.weight, indices)
+
+    def __repr__(self):
+        return call_text(self, "n_embeddings", "n_features")
