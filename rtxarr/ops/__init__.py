@@ -11,6 +11,7 @@ from rtxarr.ops import (
     _manipulate,
     _matrix,
     _methods,  # noqa: F401  (gives Tensor its operators)
+    _pool,
     _reduce,
     _search,
     _segment,
@@ -25,6 +26,7 @@ from rtxarr.ops._index import *
 from rtxarr.ops._linalg import *
 from rtxarr.ops._manipulate import *
 from rtxarr.ops._matrix import *
+from rtxarr.ops._pool import *
 from rtxarr.ops._reduce import *
 from rtxarr.ops._search import *
 from rtxarr.ops._segment import *
@@ -40,6 +42,7 @@ __all__ = [
     *_linalg.__all__,
     *_manipulate.__all__,
     *_matrix.__all__,
+    *_pool.__all__,
     *_reduce.__all__,
     *_search.__all__,
     *_segment.__all__,

@@ -1,0 +1,381 @@
+"""Convolutions and their transposes over one to three spatial axes.
+
+Three operations close under differentiation: with ``T(x, weight, g)`` the sum of the products
+that a convolution of ``x`` by ``weight`` forms with ``g``, ``_convolution`` is its derivative by
+``g``, ``_convolution_input`` by ``x`` and ``_convolution_weight`` by ``weight``. All unfold the
+windows, a few samples at a time, and multiply matrices.
+"""
+
+import math
+
+from rtxarr._device import namespace
+from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._tape import raw
+from rtxarr.ops._half import check_floating, rounded_once, widen
+from rtxarr.ops._manipulate import reshape
+from rtxarr.ops._reduce import sum
+from rtxarr.ops._windows import AXES, batches, check_spatial, make_windows, per_axis
+
+__all__ = [
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+]
+
+
+def _batch_last(x):
+    """Copy ``(n, channels, *spatial)`` to ``(channels, *spatial, n)``: long runs to copy from."""
+    xp = namespace(x)
+    moved = xp.moveaxis(x, 0, -1)
+    out = xp.empty(moved.shape, dtype=x.dtype)
+    out[...] = moved
+    return out
+
+
+def _unfold(x, windows):
+    """Copy what each tap reads, ``(n, channels, *spatial)``, to ``(channels, tap, *counts, n)``."""
+    x = _batch_last(x)
+    if windows.trivial:
+        return x
+    xp = namespace(x)
+    channels, *spatial, n = x.shape
+    columns = xp.zeros((channels, windows.n_taps, *windows.counts(spatial), n), dtype=x.dtype)
+    for tap, places, elements in windows.taps(spatial):
+        columns[(slice(None), tap, *places)] = x[(slice(None), *elements)]
+    return columns
+
+
+def _fold(columns, windows, spatial):
+    """Add up what each tap read, the transpose of :func:`_unfold`."""
+    xp = namespace(columns)
+    channels, n = columns.shape[0], columns.shape[-1]
+    if windows.trivial:
+        x = xp.reshape(columns, (channels, *spatial, n))
+    else:
+        x = xp.zeros((channels, *spatial, n), dtype=columns.dtype)
+        for tap, places, elements in windows.taps(spatial):
+            x[(slice(None), *elements)] += columns[(slice(None), tap, *places)]
+    return xp.moveaxis(x, -1, 0)
+
+
+def _result(xp, shape, *arrays):
+    """Make the array for a result computed from ``arrays`` (or None)."""
+    return xp.empty(shape, dtype=xp.result_type(*(a for a in arrays if a is not None)))
+
+
+def _add_bias(out, bias):
+    if bias is not None:
+        out += namespace(bias).reshape(bias, (-1,) + (1,) * (out.ndim - 2))
+    return out
+
+
+@differentiable
+@rounded_once
+def _convolution(x, weight, bias=None, *, windows, groups):
+    """Convolve ``x (batch, in_channels, *spatial)``: ``(batch, out_channels, *counts)``."""
+    xp = namespace(x, weight, bias)
+    n_batch, n_in, *spatial = x.shape
+    n_out, counts = weight.shape[0], windows.counts(spatial)
+    n_rows = n_in // groups * windows.n_taps
+    matrices = xp.reshape(weight, (groups, n_out // groups, n_rows))
+    out = _result(xp, (n_batch, n_out, *counts), x, weight, bias)
+    for part in batches(n_batch, n_in * windows.n_taps * math.prod(counts), x):
+        columns = _unfold(x[part, ...], windows)
+        columns = xp.reshape(columns, (groups, n_rows, -1))
+        product = xp.reshape(xp.matmul(matrices, columns), (n_out, *counts, -1))
+        out[part, ...] = xp.moveaxis(product, -1, 0)
+    return _add_bias(out, bias)
+
+
+@differentiable
+@rounded_once
+def _convolution_input(y, weight, bias=None, *, windows, groups, spatial):
+    """Spread ``y (batch, out_channels, *counts)`` over what it is made from, of ``spatial``."""
+    xp = namespace(y, weight, bias)
+    n_batch, n_out, *counts = y.shape
+    n_in = weight.shape[1] * groups
+    n_rows = n_in // groups * windows.n_taps
+    matrices = xp.matrix_transpose(xp.reshape(weight, (groups, n_out // groups, n_rows)))
+    out = _result(xp, (n_batch, n_in, *spatial), y, weight, bias)
+    for part in batches(n_batch, n_in * windows.n_taps * math.prod(counts), y):
+        rows = xp.reshape(_batch_last(y[part, ...]), (groups, n_out // groups, -1))
+        columns = xp.matmul(matrices, rows)
+        columns = xp.reshape(columns, (n_in, windows.n_taps, *counts, -1))
+        out[part, ...] = _fold(columns, windows, spatial)
+    return _add_bias(out, bias)
+
+
+@differentiable
+@rounded_once
+def _convolution_weight(x, y, *, windows, groups):
+    """Sum, over samples and places, what each tap read times ``y``: the shape of a weight."""
+    xp = namespace(x, y)
+    n_batch, n_in = x.shape[:2]
+    n_out, counts = y.shape[1], y.shape[2:]
+    n_rows = n_in // groups * windows.n_taps
+    total = xp.zeros((groups, n_out // groups, n_rows), dtype=xp.result_type(x, y))
+    for part in batches(n_batch, n_in * windows.n_taps * math.prod(counts), x):
+        columns = xp.reshape(_unfold(x[part, ...], windows), (groups, n_rows, -1))
+        rows = xp.reshape(_batch_last(y[part, ...]), (groups, n_out // groups, -1))
+        total += xp.matmul(rows, xp.matrix_transpose(columns))
+    return xp.reshape(total, (n_out, n_in // groups, *windows.kernel))
+
+
+def _sum_over_places(g):
+    return sum(widen(g), axis=(0, *range(2, g.ndim)))
+
+
+_convolution.defvjps(
+    x=lambda g, x_shape, weight, windows, groups: _convolution_input(
+        g, weight, windows=windows, groups=groups, spatial=tuple(x_shape[2:])
+    ),
+    weight=lambda g, x, windows, groups: _convolution_weight(x, g, windows=windows, groups=groups),
+    bias=_sum_over_places,
+)
+_convolution_input.defvjps(
+    y=lambda g, weight, windows, groups: _convolution(g, weight, windows=windows, groups=groups),
+    weight=lambda g, y, windows, groups: _convolution_weight(g, y, windows=windows, groups=groups),
+    bias=_sum_over_places,
+)
+_convolution_weight.defvjps(
+    x=lambda g, x_shape, y, windows, groups: _convolution_input(
+        y, g, windows=windows, groups=groups, spatial=tuple(x_shape[2:])
+    ),
+    y=lambda g, x, windows, groups: _convolution(x, g, windows=windows, groups=groups),
+)
+
+
+def _weight_per_sample(x, y, windows, groups):
+    """Give ``_convolution_weight`` of each sample: samples are groups of one large sample."""
+    n, n_in = x.shape[:2]
+    n_out = y.shape[1]
+    shape = (n, n_out, n_in // groups, *windows.kernel)
+    if n == 0:
+        return namespace(raw(x)).zeros(shape, dtype=x.dtype)
+    x = reshape(x, (1, n * n_in, *x.shape[2:]))
+    y = reshape(y, (1, n * n_out, *y.shape[2:]))
+    return reshape(_convolution_weight(x, y, windows=windows, groups=n * groups), shape)
+
+
+def _bias_per_sample(g):
+    return sum(widen(g), axis=tuple(range(2, g.ndim)))
+
+
+_convolution.defper_sample(
+    weight=lambda g, x, windows, groups: _weight_per_sample(x, g, windows, groups),
+    bias=_bias_per_sample,
+)
+_convolution_input.defper_sample(
+    weight=lambda g, y, windows, groups: _weight_per_sample(g, y, windows, groups),
+    bias=_bias_per_sample,
+)
+
+
+def _check(n_axes, x, weight, bias, groups, layout):
+    """Refuse arrays that do not fit together, except in the channels of ``x``."""
+    check_floating(x=x, weight=weight, bias=bias)
+    check_spatial(x, n_axes)
+    if not isinstance(groups, int) or groups < 1:
+        raise ValueError(f"groups must be an int >= 1, got {groups!r}")
+    if weight.ndim != n_axes + 2 or 0 in weight.shape[2:]:
+        raise ValueError(f"weight must have shape ({layout}, {AXES[n_axes]}), got {weight.shape}")
+    if weight.shape[0] % groups:
+        raise ValueError(
+            f"the first axis of weight must be a multiple of groups ({groups}), got {weight.shape}"
+        )
+
+
+def _check_bias(bias, n_out):
+    if bias is not None and bias.shape != (n_out,):
+        raise ValueError(f"bias must have shape ({n_out},), got {bias.shape}")
+
+
+def _conv(n_axes, x, weight, bias, stride, padding, dilation, groups):
+    _check(n_axes, x, weight, bias, groups, "out_channels, in_channels / groups")
+    if x.shape[1] != weight.shape[1] * groups:
+        raise ValueError(
+            f"x must have {weight.shape[1] * groups} channels for weight of shape {weight.shape} "
+            f"and groups {groups}, got shape {x.shape}"
+        )
+    _check_bias(bias, weight.shape[0])
+    windows = make_windows(weight.shape[2:], x.shape[2:], stride, padding, dilation)
+    windows.check_fit(x.shape[2:], "weight")
+    return _convolution(x, weight, bias, windows=windows, groups=groups)
+
+
+def _conv_transpose(n_axes, x, weight, bias, stride, padding, output_padding, dilation, groups):
+    _check(n_axes, x, weight, bias, groups, "in_channels, out_channels / groups")
+    if x.shape[1] != weight.shape[0]:
+        raise ValueError(
+            f"x must have {weight.shape[0]} channels for weight of shape {weight.shape}, got "
+            f"shape {x.shape}"
+        )
+    _check_bias(bias, weight.shape[1] * groups)
+    padding = per_axis("padding", padding, n_axes, 0)
+    extra = per_axis("output_padding", output_padding, n_axes, 0)
+    windows = make_windows(weight.shape[2:], x.shape[2:], stride, padding, dilation)
+    if any(e >= s for e, s in zip(extra, windows.stride, strict=True)):
+        raise ValueError(
+            f"output_padding must be smaller than stride {windows.stride}, got {output_padding}"
+        )
+    spatial = tuple(
+        (n - 1) * s - 2 * p + span + e
+        for n, s, p, span, e in zip(
+            x.shape[2:], windows.stride, padding, windows.spans(), extra, strict=True
+        )
+    )
+    if min(x.shape[2:]) < 1 or min(spatial) < 1:
+        raise ValueError(
+            f"padding must leave an output, got spatial shape {spatial} from {x.shape[2:]}"
+        )
+    return _convolution_input(x, weight, bias, windows=windows, groups=groups, spatial=spatial)
+
+
+def conv1d(
+    x,
+    weight,
+    bias=None,
+    *,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] | str = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+):
+    return _conv(1, x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv2d(
+    x,
+    weight,
+    bias=None,
+    *,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] | str = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+):
+    return _conv(2, x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv3d(
+    x,
+    weight,
+    bias=None,
+    *,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] | str = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+):
+    return _conv(3, x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv_transpose1d(
+    x,
+    weight,
+    bias=None,
+    *,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] = 0,
+    output_padding: int | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+):
+    return _conv_transpose(1, x, weight, bias, stride, padding, output_padding, dilation, groups)
+
+
+def conv_transpose2d(
+    x,
+    weight,
+    bias=None,
+    *,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] = 0,
+    output_padding: int | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+):
+    return _conv_transpose(2, x, weight, bias, stride, padding, output_padding, dilation, groups)
+
+
+def conv_transpose3d(
+    x,
+    weight,
+    bias=None,
+    *,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] = 0,
+    output_padding: int | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+):
+    return _conv_transpose(3, x, weight, bias, stride, padding, output_padding, dilation, groups)
+
+
+_DOC = """Slide a bank of filters over {axes} (correlation: the filters are not flipped).
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, shape (batch, in_channels, {axes})
+    weight : array or Tensor, shape (out_channels, in_channels / groups, {axes})
+    bias : array or Tensor, shape (out_channels,), optional
+    stride, dilation : int or one for each axis, at least 1, default 1
+        Step between windows, and between the elements of one window.
+    padding : int, one for each axis, "same" or "valid", default 0
+        Zeros on both sides. "same" gives ``ceil(n / stride)`` windows; where the sum is odd the
+        additional zero is at the end.
+    groups : int, default 1
+        Groups of channels that do not see each other.
+
+    Returns
+    -------
+    array or Tensor, shape (batch, out_channels, {axes})
+        An axis of ``n`` has ``(n + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1``.
+
+    Notes
+    -----
+    Differentiable in ``x``, ``weight`` and ``bias`` to any order. Half precision accumulates in
+    float32. Unfolded windows take a buffer of up to 2**19 elements on the CPU and 2**26 on a GPU,
+    or of one sample's where that is more.
+    """
+
+_DOC_TRANSPOSE = """Spread each element over the window that :func:`{name}` would make it from.
+
+    The gradient of a convolution by its input, also called a deconvolution.
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, shape (batch, in_channels, {axes})
+    weight : array or Tensor, shape (in_channels, out_channels / groups, {axes})
+    bias : array or Tensor, shape (out_channels,), optional
+    stride, dilation : int or one for each axis, at least 1, default 1
+        Those of the convolution that is transposed.
+    padding : int or one for each axis, default 0
+        Elements to leave out on both sides of the result.
+    output_padding : int or one for each axis, less than the stride, default 0
+        Elements to add at the end: which of the inputs that give ``n`` windows to return.
+    groups : int, default 1
+        Groups of channels that do not see each other.
+
+    Returns
+    -------
+    array or Tensor, shape (batch, out_channels, {axes})
+        An axis of ``n`` has ``(n - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 +
+        output_padding``.
+
+    Notes
+    -----
+    Differentiable in ``x``, ``weight`` and ``bias`` to any order.
+    """
+
+for _n, _forward, _transpose in (
+    (1, conv1d, conv_transpose1d),
+    (2, conv2d, conv_transpose2d),
+    (3, conv3d, conv_transpose3d),
+):
+    _forward.__doc__ = _DOC.format(axes=AXES[_n])
+    _transpose.__doc__ = _DOC_TRANSPOSE.format(axes=AXES[_n], name=_forward.__name__)
+del _n, _forward, _transpose
