@@ -24,7 +24,7 @@ from rtxarr.ops._elementwise import astype, conj, imag, real, where
 from rtxarr.ops._half import widen
 from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import concat, expand_dims, matrix_transpose
-from rtxarr.ops._matrix import check_matrix, diagonal, tril
+from rtxarr.ops._matrix import check_matrix, diagonal, places, tril
 
 
 class EigResult(NamedTuple):
@@ -95,9 +95,7 @@ def _adjoint(x):
 
 def _eye(x, n):
     """Give the identity of size ``n`` as a raw mask beside ``x``."""
-    data = raw(x)
-    xp = namespace(data)
-    place = xp.arange(n, device=data.device)
+    place = places(x, n)
     return place[:, None] == place[None, :]
 
 
@@ -356,7 +354,11 @@ def _hermitian_from_lower(x):
     """Copy the strictly lower triangle to the upper one; the diagonal's real part stays."""
     below = tril(x, k=-1)
     middle = diagonal(x)
-    return below + _adjoint(below) + _diagonal_matrix(real(middle) if dtypes.is_complex(x.dtype) else middle)
+    return (
+        below
+        + _adjoint(below)
+        + _diagonal_matrix(real(middle) if dtypes.is_complex(x.dtype) else middle)
+    )
 
 
 _cholesky.defvjps(x=_cholesky_rule)
@@ -554,7 +556,7 @@ def matrix_rank(x, /, *, rtol=None):
     xp = namespace(x)
     values = xp.linalg.svdvals(x)
     if values.shape[-1] == 0:
-        return xp.zeros(x.shape[:-2], dtype=xp.int64, device=x.device)
+        return xp.count_nonzero(values, axis=-1)
     if rtol is None:
         rtol = max(x.shape[-2:]) * dtypes.finfo(x.dtype).eps
     limit = values[..., :1] * xp.asarray(rtol, dtype=values.dtype)[..., None]
@@ -663,9 +665,7 @@ def eig(x, /):
     xp = namespace(x)
     values, vectors = xp.linalg.eig(x)
     dtype = dtypes.result_type(x.dtype, xp.complex64)
-    return EigResult(
-        xp.astype(values, dtype, copy=False), xp.astype(vectors, dtype, copy=False)
-    )
+    return EigResult(xp.astype(values, dtype, copy=False), xp.astype(vectors, dtype, copy=False))
 
 
 @eig.defvjp

@@ -14,6 +14,7 @@ from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import conj
 from rtxarr.ops._half import widen
 from rtxarr.ops._manipulate import normalize_axes, pad, roll
+from rtxarr.ops._matrix import places
 
 _SWAPPED = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
@@ -23,8 +24,10 @@ def _prepare(x, s, axes, norm, *, half_spectrum=False):
     if norm not in _SWAPPED:
         raise ValueError(f"norm must be 'backward', 'ortho' or 'forward', got {norm!r}")
     if axes is None:
-        first = 0 if s is None else x.ndim - len(s)
-        axes = range(first, x.ndim)
+        count = x.ndim if s is None else len(s)
+        if count > x.ndim:
+            raise ValueError(f"s must have at most {x.ndim} lengths, got {tuple(s)}")
+        axes = range(x.ndim - count, x.ndim)
     axes = tuple(axes)
     normalize_axes(axes, x.ndim)  # refuses what is out of range or named twice
     if not axes:
@@ -86,7 +89,7 @@ def _counts(like, n, axis):
     """How often each stored frequency of ``n`` real points stands in the whole spectrum."""
     data = raw(like)
     xp = namespace(data)
-    frequency = xp.arange(n // 2 + 1, device=data.device)
+    frequency = places(data, n // 2 + 1)
     once = (frequency == 0) | (2 * frequency == n)
     dtype = xp.float32 if data.dtype in (xp.float32, xp.complex64) else xp.float64
     shape = tuple(-1 if i == axis else 1 for i in range(data.ndim))

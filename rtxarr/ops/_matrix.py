@@ -27,16 +27,22 @@ def check_matrix(x, *, name="x", square=False):
         raise ValueError(f"{name} must be square in its last two axes, got shape {x.shape}")
 
 
+def places(x, n):
+    """Count from 0 to ``n - 1`` in a raw array on the device of ``x``."""
+    data = raw(x)
+    return namespace(data).arange(n, device=getattr(data, "device", None))  # dask has none
+
+
 # ------------------------------------------------------------------ parts of matrices
 
 
 def _below(x, k):
     """Tell, for each place of the matrices in ``x``, whether its column is at most ``row + k``."""
-    data = raw(x)
-    xp = namespace(data)
-    rows = xp.arange(data.shape[-2], device=data.device)
-    columns = xp.arange(data.shape[-1], device=data.device)
-    return columns[None, :] <= rows[:, None] + k
+    return places(x, x.shape[-1])[None, :] <= places(x, x.shape[-2])[:, None] + k
+
+
+def _zero(x):
+    return False if dtypes.isdtype(x.dtype, "bool") else 0
 
 
 def tril(x, /, *, k: int = 0):
@@ -49,7 +55,7 @@ def tril(x, /, *, k: int = 0):
         The last diagonal kept; negative ones lie below the main diagonal.
     """
     check_matrix(x)
-    return where(_below(x, k), x, 0)
+    return where(_below(x, k), x, _zero(x))
 
 
 def triu(x, /, *, k: int = 0):
@@ -62,7 +68,7 @@ def triu(x, /, *, k: int = 0):
         The first diagonal kept; negative ones lie below the main diagonal.
     """
     check_matrix(x)
-    return where(_below(x, k - 1), 0, x)
+    return where(_below(x, k - 1), _zero(x), x)
 
 
 def diagonal(x, /, *, offset: int = 0):
@@ -147,6 +153,7 @@ def cross(x1, x2, /, *, axis=-1):
         raise ValueError(
             f"axis must be negative for arrays of {x1.ndim} and {x2.ndim} dimensions, got {axis}"
         )
+    axis = axis if axis < 0 else axis - x1.ndim
     return namespace(x1, x2).linalg.cross(x1, x2, axis=axis)
 
 
@@ -187,7 +194,8 @@ def matrix_power(x, n: int, /):
 @nondifferentiable
 def _identities(x):
     xp = namespace(x)
-    eye = xp.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    place = places(x, x.shape[-1])
+    eye = xp.astype(place[:, None] == place[None, :], x.dtype)
     return xp.asarray(xp.broadcast_to(eye, x.shape), copy=True)
 
 
@@ -297,9 +305,7 @@ def matrix_norm(
     elif ord in (1, -1, np.inf, -np.inf):
         out = _extreme(sum(abs(x), axis=-2 if ord in (1, -1) else -1), ord)
     else:
-        raise ValueError(
-            f"ord must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, got {ord!r}"
-        )
+        raise ValueError(f"ord must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, got {ord!r}")
     return expand_dims(out, axis=(-2, -1)) if keepdims else out
 
 

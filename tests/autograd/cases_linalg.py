@@ -1,5 +1,7 @@
 """A small case for each operation of linalg and fft, made independent of signs and phases."""
 
+import functools
+
 import numpy as np
 
 import rtxarr as rx
@@ -82,7 +84,7 @@ def norms(ord, *matrices, axis=None):
 
 def transforms(op, x, **options):
     return [
-        (lambda x, norm=norm: op(x, s=s, axes=axes, norm=norm, **options), (x,))
+        (functools.partial(op, s=s, axes=axes, norm=norm, **options), (x,))
         for s, axes in (((4,), (1,)), ((7,), (0,)), ((2, 5), (1, 0)), ((5, 3, 3), (0, 1, 2)))
         for norm in ("backward", "ortho", "forward")
     ]
@@ -117,9 +119,7 @@ CASES = {
     "eig": [(through_eig, (x,)) for x in (SQUARE, STACK, CSQUARE)],
     "eigh": [(through_eigh, (x,)) for x in (SQUARE, STACK, CSQUARE)],
     "eigvals": [(linalg.eigvals, (x,)) for x in (SQUARE, STACK, CSQUARE)],
-    "eigvalsh": [
-        (lambda x: linalg.eigvalsh(hermitian(x)), (x,)) for x in (SQUARE, STACK, CSQUARE)
-    ],
+    "eigvalsh": [(lambda x: linalg.eigvalsh(hermitian(x)), (x,)) for x in (SQUARE, STACK, CSQUARE)],
     "inv": [(linalg.inv, (x,)) for x in (SQUARE, STACK, CSQUARE)],
     "pinv": [(linalg.pinv, (x,)) for x in MATRICES],
     "qr": [

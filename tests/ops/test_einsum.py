@@ -156,9 +156,7 @@ def test_values_and_gradients_agree_with_torch(case, rng):
     import torch
 
     subscripts, *shapes = case
-    operands = [
-        rng.standard_normal(shape) + 1j * rng.standard_normal(shape) for shape in shapes
-    ]
+    operands = [rng.standard_normal(shape) + 1j * rng.standard_normal(shape) for shape in shapes]
     ours = [rx.Tensor(x, requires_grad=True) for x in operands]
     theirs = [torch.tensor(x, requires_grad=True) for x in operands]
     out, expected = rx.einsum(subscripts, *ours), torch.einsum(subscripts, *theirs)

@@ -49,8 +49,15 @@ def test_matmul_gives_sums_of_products(xp, shape1, shape2, rng):
     assert_close(out, np.matmul(x1, x2))
 
 
-@pytest.mark.parametrize("dtypes", [("float64", "float64"), ("complex128", "float64"),
-                                    ("float64", "complex128"), ("complex128", "complex128")])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        ("float64", "float64"),
+        ("complex128", "float64"),
+        ("float64", "complex128"),
+        ("complex128", "complex128"),
+    ],
+)
 @pytest.mark.parametrize(("shape1", "shape2"), SHAPES, ids=str)
 def test_matmul_gradients(shape1, shape2, dtypes, rng):
     args = random(rng, shape1, dtypes[0]), random(rng, shape2, dtypes[1])
