@@ -44,7 +44,7 @@ def train(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Of parameters, order and dropout.", show_default="0", min=0),
+        typer.Option(help="Of parameters, order and dropout.", show_default="0", min=0, max=2**63),
     ] = None,
     settings: Annotated[
         list[str] | None,

@@ -118,9 +118,9 @@ def run(
     place = get_device(device)
     folder = Path(out)
     identity = {"recipe": kind.name, "seed": seed, "config": dataclasses.asdict(config)}
+    random.seed(seed)
     saved = _open_folder(folder, identity, resume)
     with place, _stopping() as stop:
-        random.seed(seed)
         training = kind(config, seed=seed)
         loop = _Loop(training, folder, identity)
         if saved is None:

@@ -1,0 +1,217 @@
+"""``rtx train`` from end to end, in this process and in processes of its own."""
+
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from rtxarr.cli import _train
+from rtxarr.cli._app import app
+from rtxarr.recipes import gcn_cora
+
+RTX = [sys.executable, "-c", "import sys; from rtxarr.cli import main; sys.exit(main())"]
+SMALL = ["--set", "epochs=2", "--set", "hidden=4", "--device", "cpu"]
+FILES = {
+    "checkpoint.safetensors",
+    "config.json",
+    "curves.png",
+    "embedding.png",
+    "metrics.jsonl",
+    "model.safetensors",
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gcn_cora, "neighbor_layout", lambda x: x[:, :2])  # takes a second
+
+
+def invoke(*args):
+    return CliRunner().invoke(app, ["train", *map(str, args)])
+
+
+def read_metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_time(entries):
+    return [{k: v for k, v in entry.items() if k != "epoch_ms"} for entry in entries]
+
+
+def test_default_recipe_leaves_its_files_in_runs(tmp_path):
+    result = invoke(*SMALL, "--seed", 3)
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "runs" / "gcn-cora"
+    assert {path.name for path in folder.iterdir()} == FILES
+    first, *_, test, last = result.output.splitlines()
+    assert first == "gcn-cora on cpu, seed 3, into runs/gcn-cora"
+    accuracy = read_metrics(folder)[-1]["test_accuracy"]
+    assert test.startswith(f"test accuracy {accuracy:.4f}, parameters of epoch ")
+    assert all(name in last for name in FILES)
+    assert json.loads((folder / "config.json").read_text())["config"]["hidden"] == 4
+
+
+def test_taken_default_folder_gets_a_number(tmp_path):
+    assert [invoke(*SMALL).exit_code for _ in range(3)] == [0, 0, 0]
+    names = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert names == {"gcn-cora", "gcn-cora-2", "gcn-cora-3"}
+
+
+def test_seeds_decide_the_run(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        assert invoke(*SMALL, "--out", name, "--seed", seed).exit_code == 0
+    a, b, c = (without_time(read_metrics(tmp_path / name)) for name in "abc")
+    assert a == b != c
+
+
+def test_interrupted_run_is_resumed_by_the_command_it_prints(tmp_path):
+    settings = [*SMALL[2:], "--set", "epochs=300", "--seed", "7"]
+    whole = subprocess.run([*RTX, "train", *settings, "--out", "whole"], capture_output=True)
+    assert whole.returncode == 0, whole.stderr.decode()
+    process = subprocess.Popen(
+        [*RTX, "train", "gcn-cora", *settings, "--out", "my parts"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "my parts" / "metrics.jsonl"
+    deadline = time.monotonic() + 30
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 20):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, "")
+    *_, said, command = output.splitlines()
+    n_done = len(read_metrics(tmp_path / "my parts"))
+    assert 20 <= n_done < 300
+    assert said == f"SIGINT: saved after epoch {n_done} of 300. Go on with"
+    assert command.strip() == "rtx train --resume --out 'my parts'"
+    result = invoke(*shlex.split(command)[2:])
+    assert result.exit_code == 0, result.output
+    parts = read_metrics(tmp_path / "my parts")
+    assert without_time(parts) == without_time(read_metrics(tmp_path / "whole"))
+
+
+def test_resume_without_a_folder_takes_the_latest_run(tmp_path):
+    for seed in (0, 1):
+        invoke(*SMALL, "--seed", seed)
+    os.utime(tmp_path / "runs" / "gcn-cora" / "checkpoint.safetensors")
+    result = invoke("--resume")
+    assert result.exit_code == 0
+    assert result.output.startswith("gcn-cora on cpu, seed 0, into runs/gcn-cora\n")
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["gcn-coral"], "no recipe 'gcn-coral', did you mean 'gcn-cora'"),
+        (["--set", "hiden=3"], "no setting 'hiden', did you mean 'hidden'.*weight_decay"),
+        (["--set", "epochs=0"], "epochs must be at least 1, got 0"),
+        (["--set", "lr=fast"], "lr must be a number, got 'fast'"),
+        (["--set", "lr"], "a setting must be key=value, got 'lr'"),
+        (["--device", "gpu"], "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got 'gpu'"),
+        (["--device", "cuda:77"], "'cuda:77' "),
+        (["--seed", "-1"], "--seed"),
+        (["--resume"], "there is no run below .*runs to resume; name it with --out"),
+        (["--resume", "--out", "nowhere"], "nowhere holds no run to resume: .*config.json"),
+        (["--list", "cora"], "no recipe 'cora', did you mean 'gcn-cora'"),
+    ],
+)
+def test_mistakes_are_named(args, message, tmp_path):
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert re.search(message, result.output)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path):
+    assert invoke(*SMALL, "--out", "a").exit_code == 0
+    before = (tmp_path / "a" / "metrics.jsonl").read_bytes()
+    for args, message in [
+        ([], "a is not empty: resume the run in it or choose another folder"),
+        (["--resume", "--seed", 1], "seed is 0 there, 1 here"),
+        (["--resume", "--set", "lr=0.5"], "lr is 0.01 there, 0.5 here"),
+        (["conv-digits", "--resume"], "a has a run of gcn-cora, not of conv-digits"),
+    ]:
+        result = invoke("--device", "cpu", "--out", "a", *args)
+        assert (result.exit_code, message in result.output) == (2, True), result.output
+    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == before
+
+
+def test_damaged_checkpoint_and_full_disk_are_reported(tmp_path, monkeypatch):
+    invoke(*SMALL, "--out", "a")
+    path = tmp_path / "a" / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    result = invoke("--resume", "--out", "a")
+    assert (result.exit_code, "checkpoint.safetensors: " in result.output) == (1, True)
+
+    def no_space(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_train.recipes, "run", no_space)
+    result = invoke(*SMALL, "--out", "b")
+    assert (result.exit_code, "No space left" in result.output) == (1, True)
+
+
+def test_stopping_at_once_says_how_to_go_on(monkeypatch):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_train.recipes, "run", stop)
+    result = invoke(*SMALL, "--out", "b")
+    assert result.exit_code == 130
+    assert result.output.endswith("rtx train --resume --out b\n")
+
+
+def test_list_shows_recipes_and_their_settings():
+    result = invoke("--list")
+    assert result.exit_code == 0
+    for text in ("gcn-cora (default)", "conv-digits", "char-transformer", "dropout=0.5"):
+        assert text in result.output
+    assert "conv-digits" not in invoke("--list", "gcn-cora").output
+
+
+def test_output_without_a_terminal_is_plain_lines():
+    result = subprocess.run([*RTX, "train", *SMALL], capture_output=True, text=True, check=True)
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert not re.search(r"[\x1b\r]", result.stdout)
+    number = r"\d+\.\d{3}"
+    for epoch, line in enumerate(lines[1:3], 1):
+        assert re.fullmatch(
+            rf"epoch {epoch}/2  loss {number} val {number}  accuracy {number} val {number}  "
+            r"\d+ s left  [\d,]+ MiB on cpu",
+            line,
+        )
+
+
+def test_terminal_gets_a_progress_bar():
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+    process = subprocess.Popen(
+        [*RTX, "train", *SMALL], stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 4096)
+        except OSError:  # what Linux says when the other end is closed
+            break
+    os.close(ours)
+    assert process.wait(timeout=30) == 0
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
+    assert "epoch 2/2" in text
+    assert "━" in text
+    assert re.search(r"loss \d\.\d+ val \d\.\d+ +accuracy \d\.\d+ val \d\.\d+", text)
+    assert re.search(r"[\d,]+ MiB on cpu", text)

@@ -1,0 +1,28 @@
+"""The layout that the picture of an embedding is drawn from."""
+
+import numpy as np
+
+from rtxarr.recipes._layout import neighbor_layout
+
+
+def make_groups(n_groups=4, size=40, seed=0):
+    rng = np.random.default_rng(seed)
+    centres = np.eye(n_groups, 6) * 5
+    labels = np.repeat(np.arange(n_groups), size)
+    return (centres[labels] + rng.normal(size=(labels.size, 6))).astype(np.float32), labels
+
+
+def test_points_of_a_group_stay_together():
+    x, labels = make_groups()
+    y = neighbor_layout(x, n_steps=150)
+    assert y.shape == (160, 2)
+    distance = np.linalg.norm(y[:, None] - y[None], axis=-1)
+    np.fill_diagonal(distance, np.inf)
+    nearest = np.argsort(distance, axis=1)[:, :10]
+    assert np.mean(labels[nearest] == labels[:, None]) > 0.95
+
+
+def test_layout_is_the_same_each_time_and_finite_for_equal_points():
+    x, _ = make_groups()
+    np.testing.assert_array_equal(neighbor_layout(x, n_steps=5), neighbor_layout(x, n_steps=5))
+    assert np.isfinite(neighbor_layout(np.zeros((5, 3), np.float32), n_steps=20)).all()
