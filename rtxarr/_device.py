@@ -578,9 +578,12 @@ def _launcher() -> Any:
         for x in args:
             kind = type(x)
             if kind is gpu_array:
-                memory = x.data
-                key += (x.dtype, x.ndim, x._c_contiguous, memory.device_id)
-                flat += (0, 0, x.size, x.itemsize, memory.ptr, *x.shape, *x.strides)
+                # numba's array argument: no owner, then size, itemsize, address, shape, strides.
+                dtype, shape, memory = x.dtype, x.shape, x.data
+                key += (dtype, len(shape), x._c_contiguous, memory.device_id)
+                flat += (0, 0, x.size, dtype.itemsize, memory.ptr)
+                flat += shape
+                flat += x.strides
             else:
                 key.append(kind)
                 flat.append(x)

@@ -296,5 +296,15 @@ def kinds(jit: Callable, arithmetic: Arithmetic, core: SimpleNamespace) -> dict[
     def unsigned64(w, stream, key, span, low, p2, p3, p4, p5):
         return bounded(w, stream, key, span) + low
 
-    found = locals()
-    return {name: found[name] for name in found if name.endswith(("32", "64")) and name[0] != "o"}
+    return {
+        "word32": word32,
+        "below32": below32,
+        "uniform32": uniform32,
+        "uniform64": uniform64,
+        "normal32": normal32,
+        "normal64": normal64,
+        "exponential32": exponential32,
+        "exponential64": exponential64,
+        "signed64": signed64,
+        "unsigned64": unsigned64,
+    }

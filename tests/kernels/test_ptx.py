@@ -1,0 +1,158 @@
+"""Every kernel compiles to machine code with no GPU: no calls, no spills, no stray float64."""
+
+import importlib.util
+import pkgutil
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import rtxarr.kernels
+from rtxarr import _device
+from rtxarr.kernels import philox
+
+pytestmark = [
+    pytest.mark.skipif(
+        not (importlib.util.find_spec("numba_cuda") and importlib.util.find_spec("cuda")),
+        reason="needs numba-cuda with nvJitLink",
+    ),
+]
+
+ARCHITECTURES = [(8, 0), (9, 0), (10, 0)]
+INTEGER_POINTERS = ("int64", 1, "C")
+
+
+def philox_cases():
+    from rtxarr.kernels._philox_cuda import kernel
+
+    double, single, word = ("float64",) * 6, ("float32",) * 6, ("uint64",) * 6
+    kinds = [
+        ("word32", ["uint32"], word),
+        ("below32", ["bool"], word),
+        ("uniform32", ["float32", "float16", "bfloat16"], single),
+        ("normal32", ["float32", "float16", "bfloat16"], double),
+        ("exponential32", ["float32", "float16", "bfloat16"], double),
+        ("uniform64", ["float64"], double),
+        ("normal64", ["float64"], double),
+        ("exponential64", ["float64"], double),
+        ("signed64", ["int8", "int16", "int32", "int64"], ("uint64", *("int64",) * 5)),
+        ("unsigned64", ["uint8", "uint16", "uint32", "uint64"], word),
+    ]
+    assert {kind for kind, _, _ in kinds} == set(philox._kinds)
+    for kind, dtypes, params in kinds:
+        for name in dtypes:
+            signature = ((name, 1, "C"), "uint64", "uint64", "uint64", *params)
+            yield f"{kind}-{name}", kernel(kind, dtype_of(name)), signature
+
+
+def segment_cases():
+    from rtxarr.kernels._segment_cuda import OPERATIONS, kernels
+
+    variants = [(op, "float32", True, False) for op in OPERATIONS]
+    variants += [("sum", name, True, True) for name in ("float32", "float16", "bfloat16")]
+    variants += [("max", name, True, False) for name in ("float16", "bfloat16")]
+    narrow = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8", "complex64")
+    variants += [("sum", name, False, False) for name in narrow]
+    variants += [("mean", "float16", False, False), ("min", "int32", False, True)]
+    for op, name, wide, gathered in variants:
+        values, pointers = (name, 1, "C"), INTEGER_POINTERS
+        scalar = "float32" if name in ("float16", "bfloat16") else name
+        partial = (scalar, 1, "C")
+        signatures = [
+            (values, pointers, pointers, values, "int64", "int64"),
+            (values, pointers, pointers, pointers, partial, "int64", "int64"),
+            (pointers, pointers, partial, values, "int64"),
+        ]
+        found = kernels(op, dtype_of(name), wide, gathered)
+        for kernel, signature in zip(found, signatures, strict=True):
+            title = f"{op}-{name}{'-wide' * wide}{'-gathered' * gathered}-{kernel.__name__}"
+            yield title, kernel, signature
+
+
+def optimizers_cases():
+    from rtxarr.kernels._optimizers_cuda import kernel
+
+    for name in ("float32", "float16", "bfloat16", "float64"):
+        scalar = "float64" if name == "float64" else "float32"
+        params, state = ((name, 1, "C"),) * 2, (scalar, 1, "C")
+        for key, n_states, n_numbers in [
+            (("sgd", False, False), 0, 3),
+            (("sgd", True, True), 1, 3),
+            (("adam", False), 2, 9),
+            (("adam", True), 3, 9),
+            (("lion",), 1, 6),
+        ]:
+            signature = (*params, *(state,) * n_states, *(scalar,) * n_numbers)
+            yield f"{key}-{name}", kernel(*key, dtype=dtype_of(name)), signature
+
+
+def spmm_cases():
+    from rtxarr.kernels._spmm_cuda import kernel
+
+    for name, wide in [("float32", True), ("float32", False), ("float64", False)]:
+        values, pointers = (name, 1, "C"), INTEGER_POINTERS
+        signature = (values, values, pointers, pointers, values, "int64")
+        yield f"spmm-{name}{'-wide' * wide}", kernel(dtype_of(name), wide), signature
+
+
+CASES = {
+    "_optimizers_cuda": optimizers_cases,
+    "_philox_cuda": philox_cases,
+    "_segment_cuda": segment_cases,
+    "_spmm_cuda": spmm_cases,
+}
+
+# Kernels whose arithmetic is float64 whatever they store; see _philox_core.
+COMPUTE_IN_FLOAT64 = ("normal32", "exponential32")
+
+
+def dtype_of(name):
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def test_every_kernel_file_is_covered():
+    modules = [m.name for m in pkgutil.iter_modules(rtxarr.kernels.__path__)]
+    assert {name for name in modules if name.endswith("_cuda")} == set(CASES)
+
+
+def parameter_types(signature):
+    """Return the PTX parameter types that ``launch`` passes for a signature."""
+    names = {"float64": "f64", "float32": "f32", "int64": "u64", "uint64": "u64"}
+    found = []
+    for described in signature:
+        if isinstance(described, str):
+            found.append(names[described])
+        else:
+            found += ["u64"] * (5 + 2 * described[1])
+    return found
+
+
+@pytest.mark.parametrize("cc", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
+@pytest.mark.parametrize("module", CASES)
+def test_kernels_compile_and_assemble(module, cc):
+    for title, kernel, signature in CASES[module]():
+        entry, ptx = _device.compile_ptx(kernel, signature, cc)
+        header = ptx[ptx.index(f".entry {entry}(") :].split(")", 1)[0]
+        assert re.findall(r"\.param \.(\w+)", header) == parameter_types(signature), title
+        assert not re.search(r"^\s*call", ptx, re.MULTILINE), f"{title} calls a function"
+        uses_float64 = "float64" in str(signature) or title.startswith(COMPUTE_IN_FLOAT64)
+        if not uses_float64:
+            assert not re.search(r"\b(add|sub|mul|div|fma|sqrt|cvt\S*)\.\S*f64", ptx), title
+        if "philox" in module:
+            assert "fma" not in ptx, f"{title} contracts a product and a sum"
+        cubin, log = _device.assemble(ptx, cc)
+        assert cubin[:4] == b"\x7fELF"
+        spills = re.findall(r"(\d+) bytes spill", log)
+        assert spills, f"the assembler's report lacks spills: {log}"
+        assert set(spills) == {"0"}, f"{title} spills: {log}"
+
+
+def test_wide_kernels_move_16_bytes():
+    loads = {"float32": "ld.global.nc.v4.f32", "float16": "ld.global.nc.v4.b32"}
+    for title, kernel, signature in segment_cases():
+        if "-wide-rows" in title:
+            ptx = _device.compile_ptx(kernel, signature, (9, 0))[1]
+            name = signature[0][0]
+            assert loads.get(name, loads["float16"]) in ptx, title
+            assert "st.global.v4" in ptx, title
