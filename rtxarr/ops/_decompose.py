@@ -354,11 +354,9 @@ def _hermitian_from_lower(x):
     """Copy the strictly lower triangle to the upper one; the diagonal's real part stays."""
     below = tril(x, k=-1)
     middle = diagonal(x)
-    return (
-        below
-        + _adjoint(below)
-        + _diagonal_matrix(real(middle) if dtypes.is_complex(x.dtype) else middle)
-    )
+    if dtypes.is_complex(x.dtype):
+        middle = real(middle)
+    return below + _adjoint(below) + _diagonal_matrix(middle)
 
 
 _cholesky.defvjps(x=_cholesky_rule)
