@@ -56,8 +56,6 @@ class Linear(Module):
         self.bias = Parameter((out_features,), init=bias_init, **options) if bias else None
 
     def forward(self, x):
-        if x.shape[-1:] != (self.in_features,):
-            raise ValueError(f"{self!r} got x of shape {x.shape}")
         return ops.linear(x, self.weight, self.bias)
 
     def __repr__(self):
@@ -74,6 +72,8 @@ class Embedding(Module):
         Numbers lie in ``[0, n_embeddings)``.
     n_features : int
         Length of a vector.
+    padding_index : int, optional
+        A number whose vector is not trained.
     weight_init : str or callable, default a standard normal distribution
         See :mod:`rtxarr.nn.initializers`.
     dtype : dtype, default float32
@@ -91,12 +91,14 @@ class Embedding(Module):
         n_embeddings: int,
         n_features: int,
         *,
+        padding_index: int | None = None,
         weight_init: str | Callable | None = None,
         dtype: Any = None,
         device: str | Device | None = None,
         generator: Any = None,
     ):
         self.n_embeddings, self.n_features = n_embeddings, n_features
+        self.padding_index = padding_index
         self.weight = Parameter(
             (n_embeddings, n_features),
             init=normal(1.0) if weight_init is None else weight_init,
@@ -106,7 +108,7 @@ class Embedding(Module):
         )
 
     def forward(self, indices):
-        return ops.embedding(self.weight, indices)
+        return ops.embedding(indices, self.weight, padding_index=self.padding_index)
 
     def __repr__(self):
-        return call_text(self, "n_embeddings", "n_features")
+        return call_text(self, "n_embeddings", "n_features", "padding_index")
