@@ -53,7 +53,7 @@ _NAMESPACES: dict[type, ModuleType | None] = {np.ndarray: _numpy}
 def _find_namespace(kind: type, x: Any) -> ModuleType | None:
     if issubclass(kind, (np.ndarray, np.generic)):
         xp = _numpy
-    elif array_api_compat.is_array_api_obj(x):
+    elif not isinstance(x, type) and array_api_compat.is_array_api_obj(x):
         xp = array_api_compat.array_namespace(x)
     else:
         xp = None

@@ -1,0 +1,606 @@
+"""Namespaces, devices and launches; without a GPU the launcher runs against stand-ins for it."""
+
+import importlib.util
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import array_api_compat
+import array_api_compat.numpy
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rtxarr import _device
+from rtxarr._device import (
+    Device,
+    device,
+    device_of,
+    devices,
+    is_array,
+    is_device_array,
+    launch_shape,
+    memory_stats,
+    namespace,
+    to_device,
+)
+from rtxarr.kernels import _cache
+from rtxarr.testing import assert_close
+
+needs_cuda_packages = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("cupy", "numba_cuda", "cuda")),
+    reason="needs cupy, numba-cuda and cuda-core",
+)
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+# ----------------------------------------------------------------------------------- namespaces
+
+
+def test_namespace_of_numpy():
+    for x in (np.ones(2), np.float32(1), np.ma.ones(2)):
+        assert namespace(x) is array_api_compat.numpy
+        assert namespace(1.0, x, None, True) is array_api_compat.numpy
+
+
+@pytest.mark.parametrize("library", ["array_api_strict", "dask.array"])
+def test_namespace_of_other_libraries(library):
+    x = pytest.importorskip(library).ones(2)
+    want = array_api_compat.array_namespace(x)
+    assert namespace(x) is want
+    assert namespace(2, x, x) is want
+    assert namespace(np.float64(2), x) is want, "a NumPy scalar is no array of its own here"
+    with pytest.raises(TypeError, match="one library, got numpy and "):
+        namespace(np.ones(2), x)
+
+
+def test_namespace_without_arrays_is_the_current_devices():
+    with device("cpu"):
+        assert namespace() is array_api_compat.numpy
+        assert namespace(1, 2.0, None) is array_api_compat.numpy
+
+
+def test_is_array():
+    strict = pytest.importorskip("array_api_strict")
+    for x in (np.ones(2), np.float32(1), np.bool_(True), strict.ones(2)):
+        assert is_array(x)
+        assert not is_device_array(x)
+    for x in (1, 2.0, None, [1.0], "a", object(), np.dtype("f4"), np.float32):
+        assert not is_array(x)
+        assert not is_device_array(x)
+
+
+# -------------------------------------------------------------------------------------- devices
+
+
+def test_device_names_and_equality():
+    cpu = device("cpu")
+    assert str(cpu) == "cpu"
+    assert repr(cpu) == "Device('cpu')"
+    assert cpu == "cpu" == np.ones(1).device
+    assert cpu == Device("cpu")
+    assert cpu != "cuda:0"
+    assert cpu != 3
+    assert Device("cuda", 1) == "cuda:1"
+    assert Device("cuda", 0) == "cuda"
+    assert Device("cuda", 1) not in ("cuda", "cuda:0", cpu)
+    assert len({Device("cuda", 1), Device("cuda", 1), cpu}) == 2
+    assert hash(cpu) == hash("cpu")
+    assert device(cpu) is cpu
+    assert devices()[0] == "cpu"
+
+
+@pytest.mark.parametrize("spec", ["gpu", "cuda:", "cuda:x", "cuda:-1", "", "CPU"])
+def test_unknown_devices_are_refused(spec):
+    with pytest.raises(ValueError, match=r"must be 'auto', 'cpu', 'cuda' or 'cuda:N', got"):
+        device(spec)
+
+
+def test_other_kinds_of_device_are_refused():
+    with pytest.raises(TypeError, match="spec must be a device or its name, got int"):
+        device(0)
+    with pytest.raises(ValueError, match="kind must be 'cpu' or 'cuda', got 'tpu'"):
+        Device("tpu")
+
+
+def test_a_missing_gpu_is_named_with_its_cure(monkeypatch):
+    monkeypatch.setattr(_device, "_gpu_count", lambda: 0)
+    monkeypatch.setattr(_device, "_cupy", lambda: None)
+    with pytest.raises(RuntimeError, match=r"needs CuPy.*pip install 'rtxarr\[cuda13\]'"):
+        device("cuda:0")
+    monkeypatch.setattr(_device, "_cupy", lambda: SimpleNamespace())
+    with pytest.raises(RuntimeError, match="CuPy finds none; run on 'cpu', or check `nvidia-smi`"):
+        device("cuda")
+    monkeypatch.setattr(_device, "_gpu_count", lambda: 2)
+    with pytest.raises(RuntimeError, match="'cuda:2' does not exist: .* cuda:0 to cuda:1"):
+        device("cuda:2")
+    assert [str(d) for d in devices()] == ["cpu", "cuda:0", "cuda:1"]
+    assert device("auto") == "cuda:0"
+
+
+def test_entered_devices_nest_and_end():
+    before = device()
+    with device("cpu") as outer:
+        assert device() is outer
+        with pytest.raises(ZeroDivisionError), device("cpu"):
+            raise ZeroDivisionError
+        assert device() is outer
+    assert device() == before
+
+
+def test_entered_devices_belong_to_their_thread(monkeypatch):
+    monkeypatch.setattr(_device, "_default_device", lambda: "the default")
+    seen = []
+    with device("cpu"):
+        thread = threading.Thread(target=lambda: seen.append(device()))
+        thread.start()
+        thread.join()
+    assert seen == ["the default"]
+
+
+def test_the_choice_is_logged_once(monkeypatch, caplog):
+    monkeypatch.setattr(_device, "_gpu_count", lambda: 0)
+    monkeypatch.delenv("RTXARR_DEVICE", raising=False)
+    _device._default_device.cache_clear()
+    with caplog.at_level(logging.INFO, logger="rtxarr"):
+        for _ in range(2):
+            assert device() == "cpu"
+    assert caplog.messages == ["device: Device('cpu') (automatic: no GPU that CuPy can use)"]
+    _device._default_device.cache_clear()
+
+
+def test_the_environment_chooses():
+    code = "from rtxarr._device import device; print(device())"
+    assert run_python(code, RTXARR_DEVICE="cpu") == "cpu\n"
+    code = """
+from rtxarr._device import device
+try:
+    device()
+except ValueError as error:
+    print(error)
+"""
+    assert run_python(code, RTXARR_DEVICE="gpu0").startswith("RTXARR_DEVICE: device must be")
+
+
+def test_importing_loads_no_gpu_library():
+    code = """
+import sys
+import rtxarr._device, rtxarr.dtypes, rtxarr.random, rtxarr.kernels.segment, rtxarr.kernels.scatter
+rtxarr.random.Generator(0).uniform(3, device="cpu")
+print([name for name in ("cupy", "numba", "cuda", "scipy") if name in sys.modules])
+"""
+    assert run_python(code) == "[]\n"
+
+
+def test_device_of():
+    assert device_of(np.ones(2)) == "cpu"
+    assert device_of(np.float32(2)) == "cpu"
+    strict = pytest.importorskip("array_api_strict")
+    x = strict.ones(2, device=strict.Device("device1"))
+    assert device_of(x) == strict.Device("device1")
+    with pytest.raises(TypeError, match="x must be an array, got list"):
+        device_of([1])
+
+
+def test_to_device_keeps_what_is_there():
+    x = np.ones(2)
+    assert to_device(x, "cpu") is x
+    assert to_device(x, device("cpu")) is x
+    with pytest.raises(ValueError, match="got 'nowhere'"):
+        to_device(x, "nowhere")
+
+
+def test_streams_of_the_cpu():
+    with device("cpu"):
+        _device.synchronize()
+        with _device.stream() as stream:
+            stream.synchronize()
+        assert _device.current_stream() is stream
+        assert repr(stream) == "Stream('cpu')"
+
+
+def test_memory_of_the_cpu():
+    stats = memory_stats("cpu")
+    assert set(stats) == {"used", "pool", "free", "total"}
+    assert 0 <= stats["used"] <= stats["total"]
+    if sys.platform == "linux":
+        block = np.ones(2**24)
+        assert memory_stats("cpu")["used"] - stats["used"] > block.nbytes / 2
+
+
+# -------------------------------------------------------------------------------- launch shapes
+
+
+@pytest.mark.parametrize(
+    "n, block, want",
+    [
+        (1, None, ((1,), (256,))),
+        (256, None, ((1,), (256,))),
+        (257, None, ((2,), (256,))),
+        ((100, 10), None, ((1, 5), (128, 2))),
+        ((1, 1000), None, ((1, 4), (1, 256))),
+        ((5, 6, 7), None, ((1, 1, 7), (8, 32, 1))),
+        (3, 64, ((3,), (64,))),
+        ((3, 4), (8, 8), ((3, 4), (8, 8))),
+        (0, None, None),
+        ((4, 0), (8, 8), None),
+    ],
+)
+def test_launch_shapes(n, block, want):
+    assert launch_shape(n, block) == want
+
+
+@pytest.mark.parametrize("n", [1, 31, 1000, (7, 3), (1000, 1), (3, 500), (2, 3, 4)])
+def test_launch_shapes_cover_all_threads(n):
+    grid, block = launch_shape(n, None)
+    sizes = n if isinstance(n, tuple) else (n,)
+    assert all(g * b >= size for g, b, size in zip(grid, block, sizes, strict=True))
+    assert math.prod(block) == 256
+
+
+def test_impossible_launch_shapes_are_refused():
+    with pytest.raises(ValueError, match="must not be negative, got"):
+        launch_shape(-1, None)
+    with pytest.raises(ValueError, match="a grid holds at most"):
+        launch_shape((1, 65536), (32, 8))
+    with pytest.raises(ValueError, match="a grid holds at most"):
+        launch_shape(2**31, 1)
+
+
+def test_signatures():
+    args = (np.ones((2, 3), "f4"), np.ones((2, 3), "f4").T, 1, 2.0, True, np.uint8(3))
+    want = (("float32", 2, "C"), ("float32", 2, "A"), "int64", "float64", "bool", "uint8")
+    assert _device.signature_of(args) == want
+    with pytest.raises(TypeError, match="a kernel takes arrays and numbers, got list"):
+        _device.signature_of(([1],))
+
+
+# ------------------------------------------------------------------- the launcher without a GPU
+
+
+def add(x, y, out):
+    """A kernel: ``cuda`` is a global that ``kernel_globals`` puts there."""
+    i = cuda.grid(1)  # noqa: F821
+    if i < out.size:
+        out[i] = x[i] + y[i]
+
+
+def scale(x, out, offset, factor, flag):
+    i = cuda.grid(1)  # noqa: F821
+    if flag and i < out.size:
+        out[i, 0] = x[i, 0] * factor + np.float32(offset)
+
+
+@pytest.fixture
+def kernel_globals(monkeypatch):
+    monkeypatch.setitem(globals(), "cuda", _device.cuda)
+
+
+@pytest.fixture
+def stand_in(monkeypatch, tmp_path):
+    """Put stand-ins where the launcher would touch a driver; give what it did."""
+    import cupy
+    from cuda import core
+
+    done = SimpleNamespace(launches=[], loaded=[], stream=SimpleNamespace(ptr=0), device=0)
+    runtime = SimpleNamespace(getDevice=lambda: done.device)
+    library = SimpleNamespace(
+        ndarray=cupy.ndarray,
+        cuda=SimpleNamespace(runtime=runtime, get_current_stream=lambda: done.stream),
+    )
+
+    def load(cubin):
+        done.loaded.append(cubin)
+        return SimpleNamespace(get_kernel=lambda name: name)
+
+    monkeypatch.setattr(_device, "_cupy", lambda: library)
+    monkeypatch.setattr(_device, "_gpu_count", lambda: 2)
+    monkeypatch.setattr(core, "launch", lambda *args: done.launches.append(args))
+    gpu = SimpleNamespace(set_current=lambda: None, compute_capability=(9, 0))
+    monkeypatch.setattr(core, "Device", lambda index: gpu)
+    monkeypatch.setattr(core, "ObjectCode", SimpleNamespace(from_cubin=load))
+    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
+    _device._launcher.cache_clear()
+    yield done
+    _device._launcher.cache_clear()
+
+
+def gpu_array(host, index=0):
+    """Return a CuPy array whose address is that of a NumPy array: good for all but its values."""
+    import cupy
+
+    memory = cupy.cuda.UnownedMemory(host.ctypes.data, max(host.nbytes, 1), host, index)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+    return cupy.ndarray(host.shape, host.dtype, pointer, strides=host.strides)
+
+
+@needs_cuda_packages
+def test_launch_passes_numbas_arguments(stand_in, kernel_globals):
+    host = np.ones((4, 6), np.float32)
+    x, y = gpu_array(host), gpu_array(host[::2, ::3])
+    _device.launch(scale, 1000, (x, y, 7, np.float32(2), True))
+    stream, config, kernel, *flat = stand_in.launches[0]
+    address = host.ctypes.data
+    assert flat == [
+        *(0, 0, 24, 4, address, 4, 6, 24, 4),
+        *(0, 0, 4, 4, address, 2, 2, 48, 12),
+        *(7, np.float32(2), True),
+    ]  # fmt: skip
+    assert (config.grid, config.block) == ((4, 1, 1), (256, 1, 1))
+    assert int(stream.handle) == 1  # the legacy default stream
+    assert kernel.startswith("_Z")
+
+
+@needs_cuda_packages
+def test_launch_compiles_once_for_each_signature(stand_in, kernel_globals):
+    host = np.ones(6, np.float32)
+    x, spread, wide = gpu_array(host), gpu_array(host[::2]), gpu_array(host.astype("f8"))
+    for _ in range(2):
+        _device.launch(add, 6, (x, x, x))
+        _device.launch(add, 3, (spread, x, x))
+        _device.launch(add, 6, (wide, x, x))
+    assert len(stand_in.loaded) == 3
+    stand_in.device = 1
+    elsewhere = gpu_array(host, 1)
+    _device.launch(add, 6, (elsewhere,) * 3)
+    assert len(stand_in.loaded) == 4
+    assert len(stand_in.launches) == 7
+
+
+@needs_cuda_packages
+def test_launch_follows_the_current_stream(stand_in, kernel_globals):
+    x = gpu_array(np.ones(6, np.float32))
+    for pointer in (0, 4096, 0, 8192, 4096):
+        stand_in.stream.ptr = pointer
+        _device.launch(add, 6, (x, x, x))
+    handles = [int(args[0].handle) for args in stand_in.launches]
+    assert handles == [1, 4096, 1, 8192, 4096]
+
+
+@needs_cuda_packages
+def test_launch_of_nothing(stand_in):
+    x = gpu_array(np.ones(0, np.float32))
+    _device.launch(add, 0, (x, x, x))
+    _device.launch(add, (4, 0), (x, x, x), block=(8, 8))
+    assert stand_in.launches == stand_in.loaded == []
+
+
+@needs_cuda_packages
+def test_launch_refuses_what_is_elsewhere(stand_in, kernel_globals):
+    x = gpu_array(np.ones(6, np.float32))
+    with pytest.raises(TypeError, match="takes CuPy arrays, got a NumPy array; move it"):
+        _device.launch(add, 6, (x, x, np.ones(6, np.float32)))
+    with pytest.raises(ValueError, match="an array is on cuda:1 but the current device is cuda:0"):
+        _device.launch(add, 6, (x, x, gpu_array(np.ones(6, np.float32), 1)))
+    assert stand_in.launches == []
+
+
+@needs_cuda_packages
+def test_compiled_kernels_outlive_the_process(stand_in, kernel_globals, tmp_path, monkeypatch):
+    x = gpu_array(np.ones(6, np.float32))
+    _device.launch(add, 6, (x, x, x))
+    (kept,) = tmp_path.iterdir()
+
+    def restart():
+        _device._launcher.cache_clear()
+        _device.launch(add, 6, (x, x, x))
+
+    compiled = []
+    real = _device.compile_ptx
+    monkeypatch.setattr(_device, "compile_ptx", lambda *a: compiled.append(a) or real(*a))
+    restart()
+    assert compiled == []
+    assert stand_in.loaded[1] == stand_in.loaded[0]
+    content = kept.read_bytes()
+    for damaged in (b"", content[:50], content[:-1], content[:60] + b"x" + content[61:]):
+        kept.write_bytes(damaged)
+        restart()
+        assert _cache.load(kept.name)[1] == stand_in.loaded[-1], "it is written again"
+    assert len(compiled) == 4
+    assert list(tmp_path.iterdir()) == [kept], "no temporary file stays"
+
+
+@pytest.mark.skipif(_device._SIMULATING, reason="needs NUMBA_ENABLE_CUDASIM unset")
+def test_launch_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(_device, "_gpu_count", lambda: 0)
+    monkeypatch.setattr(_device, "_cupy", lambda: None)
+    _device._launcher.cache_clear()
+    with pytest.raises(RuntimeError, match="needs CuPy, which is not installed: pip install"):
+        _device.launch(add, 1, ())
+
+
+# --------------------------------------------------------------------------------- kernels on disk
+
+
+def make_function(constant=1.0, table=(1, 2), helper=math.sqrt):
+    def function(x):
+        return helper(x) * constant + table[0]
+
+    return function
+
+
+def test_fingerprints_follow_what_the_code_depends_on():
+    def helper(x):
+        return x + 1
+
+    def other(x):
+        return x + 2
+
+    prints = [
+        _cache.fingerprint(make_function()),
+        _cache.fingerprint(make_function(constant=2.0)),
+        _cache.fingerprint(make_function(table=(1, 3))),
+        _cache.fingerprint(make_function(table=np.array([1, 2]))),
+        _cache.fingerprint(make_function(table=np.array([1, 3]))),
+        _cache.fingerprint(make_function(helper=helper)),
+        _cache.fingerprint(make_function(helper=other)),
+        _cache.fingerprint(make_function(), (9, 0)),
+        _cache.fingerprint(make_function(), (8, 0)),
+        _cache.fingerprint(lambda x: x + SCALE),
+    ]
+    assert len(set(prints)) == len(prints)
+    assert _cache.fingerprint(make_function()) == prints[0]
+
+
+SCALE = 3
+
+
+def test_fingerprints_follow_globals(monkeypatch):
+    def function(x):
+        return x * SCALE
+
+    before = _cache.fingerprint(function)
+    monkeypatch.setitem(globals(), "SCALE", 4)
+    assert _cache.fingerprint(function) != before
+
+
+def test_recursive_functions_have_a_fingerprint():
+    def function(x):
+        return function(x - 1) if x else 0
+
+    assert len(_cache.fingerprint(function)) == 64
+
+
+def test_cache_places(monkeypatch, tmp_path):
+    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path / "new"))
+    assert _cache.load("a") is None
+    _cache.store("a", "entry", b"\x00\ncode")
+    assert _cache.load("a") == ("entry", b"\x00\ncode")
+    monkeypatch.setenv("RTXARR_CACHE_DIR", "")
+    _cache.store("a", "entry", b"code")
+    assert _cache.load("a") is None
+    monkeypatch.delenv("RTXARR_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _cache.cache_dir() == tmp_path / ".cache" / "rtxarr"
+
+
+def test_a_cache_that_cannot_be_written_warns(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path / "file" / "below"))
+    _cache.store("a", "entry", b"code")
+    assert "each process compiles anew" in caplog.text
+    assert _cache.load("a") is None
+
+
+# ----------------------------------------------------------------------------------- with a GPU
+
+
+@pytest.mark.gpu
+def test_gpu_is_found_and_named():
+    gpu = device("cuda:0")
+    assert gpu in devices()
+    assert repr(gpu).startswith("Device('cuda:0', ")
+    assert device("auto") == "cuda:0"
+    import cupy
+
+    assert gpu == cupy.cuda.Device(0)
+    assert device(cupy.cuda.Device(0)) == gpu
+    with gpu:
+        assert namespace().__name__ == "array_api_compat.cupy"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, bool, np.int64])
+def test_round_trip_to_the_gpu(dtype):
+    x = np.arange(12).reshape(3, 4).astype(dtype)
+    there = to_device(x, "cuda:0")
+    assert is_device_array(there)
+    assert device_of(there) == "cuda:0"
+    assert to_device(there, "cuda:0") is there
+    assert_close(to_device(there, "cpu"), x, exact=True)
+    with device("cuda:0"), _device.stream() as stream:
+        assert_close(to_device(to_device(x, "cuda:0", stream=stream), "cpu"), x, exact=True)
+
+
+@pytest.mark.gpu
+def test_namespaces_do_not_mix_with_a_gpu():
+    there = to_device(np.ones(2), "cuda:0")
+    assert namespace(there, np.float32(1)).__name__ == "array_api_compat.cupy"
+    with pytest.raises(TypeError, match="one library, got numpy and cupy"):
+        namespace(np.ones(2), there)
+
+
+@pytest.mark.gpu
+def test_launch_on_strided_arrays(kernel_globals):
+    with device("cuda:0"):
+        xp = namespace()
+        x = xp.arange(2000, dtype=xp.float32)
+        out = xp.full(1000, -1, dtype=xp.float32)
+        _device.launch(add, 1000, (x[::2], x[1000:], out))
+        _device.synchronize()
+    want = np.arange(0, 2000, 2) + np.arange(1000, 2000)
+    assert_close(out, want.astype(np.float32), exact=True)
+
+
+@pytest.mark.gpu
+def test_launch_in_a_thread_and_on_a_stream(kernel_globals):
+    with device("cuda:0"):
+        xp = namespace()
+        x, out = xp.ones(1000, dtype=xp.float32), xp.zeros(1000, dtype=xp.float32)
+        _device.synchronize()
+
+    def work():
+        with device("cuda:0"), _device.stream() as stream:
+            _device.launch(add, 1000, (x, x, out))
+            stream.synchronize()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert_close(out, np.full(1000, 2, np.float32), exact=True)
+
+
+@pytest.mark.gpu
+def test_launch_is_captured_in_a_graph(kernel_globals):
+    with device("cuda:0"):
+        xp = namespace()
+        x, out = xp.ones(1000, dtype=xp.float32), xp.zeros(1000, dtype=xp.float32)
+        _device.launch(add, 1000, (x, x, out))
+        with _device.stream() as stream:
+            stream.begin_capture()
+            _device.launch(add, 1000, (x, out, out))
+            graph = stream.end_capture()
+            for _ in range(3):
+                graph.launch(stream)
+            stream.synchronize()
+    assert_close(out, np.full(1000, 5, np.float32), exact=True)
+
+
+@pytest.mark.gpu
+def test_memory_of_the_gpu():
+    import cupy
+
+    with device("cuda:0"):
+        before = memory_stats()["used"]
+        block = cupy.ones(2**20, dtype=np.float32)
+        stats = memory_stats("cuda:0")
+    assert stats["used"] - before == block.nbytes
+    assert stats["pool"] >= stats["used"]
+    assert 0 < stats["free"] < stats["total"]
+
+
+@pytest.mark.gpu
+def test_out_of_memory_says_how_much():
+    import cupy
+
+    pool = cupy.get_default_memory_pool()
+    limit = pool.get_limit()
+    pool.set_limit(size=pool.total_bytes() + 2**20)
+    try:
+        with pytest.raises(MemoryError, match=r"no room for 64.0 MiB on Device\('cuda:0'"):
+            to_device(np.ones(2**23), "cuda:0")
+    finally:
+        pool.set_limit(size=limit)
