@@ -8,6 +8,8 @@ from rtxarr.ops import (
     _elementwise,
     _index,
     _linalg,
+    _linear,
+    _losses,
     _manipulate,
     _matrix,
     _methods,  # noqa: F401  (gives Tensor its operators)
@@ -24,6 +26,8 @@ from rtxarr.ops._einsum import *
 from rtxarr.ops._elementwise import *
 from rtxarr.ops._index import *
 from rtxarr.ops._linalg import *
+from rtxarr.ops._linear import *
+from rtxarr.ops._losses import *
 from rtxarr.ops._manipulate import *
 from rtxarr.ops._matrix import *
 from rtxarr.ops._pool import *
@@ -40,6 +44,8 @@ __all__ = [
     *_elementwise.__all__,
     *_index.__all__,
     *_linalg.__all__,
+    *_linear.__all__,
+    *_losses.__all__,
     *_manipulate.__all__,
     *_matrix.__all__,
     *_pool.__all__,

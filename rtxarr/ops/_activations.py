@@ -12,8 +12,9 @@ from rtxarr import _device
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
+from rtxarr.ops._check import check_floating, check_rate
 from rtxarr.ops._elementwise import abs, exp, tanh, where
-from rtxarr.ops._half import check_floating, rounded_once, widen
+from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._manipulate import normalize_axes
 from rtxarr.ops._reduce import logsumexp, sum
 
@@ -438,11 +439,6 @@ def dropout(x, rate: float, /, *, generator=None):
     check_floating(x=x)
     check_rate(rate)
     return x if rate == 0 else _dropout(x, draw_kept(x, x.shape, rate, generator), rate)
-
-
-def check_rate(rate):
-    if not 0 <= rate < 1:
-        raise ValueError(f"rate must lie in [0, 1), got {rate}")
 
 
 def draw_kept(x, shape, rate, generator):

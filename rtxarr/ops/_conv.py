@@ -11,7 +11,8 @@ import math
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
-from rtxarr.ops._half import check_floating, rounded_once, widen
+from rtxarr.ops._check import check_floating
+from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._manipulate import reshape
 from rtxarr.ops._reduce import sum
 from rtxarr.ops._windows import AXES, batches, check_spatial, make_windows, per_axis

@@ -27,14 +27,3 @@ def rounded_once(function):
         return namespace(out).astype(out, result_type(*(a.dtype for a in floats)), copy=False)
 
     return wrapper
-
-
-def check_floating(**arrays):
-    """Raise TypeError unless each array (or None) holds real floating-point numbers."""
-    for name, x in arrays.items():
-        if x is None:
-            continue
-        if not hasattr(x, "dtype"):
-            raise TypeError(f"{name} must be an array or Tensor, got {type(x).__name__}")
-        if not is_floating(x.dtype):
-            raise TypeError(f"{name} must have a real floating-point dtype, got {x.dtype}")

@@ -5,8 +5,9 @@ import numpy as np
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
+from rtxarr.ops._check import check_floating
 from rtxarr.ops._elementwise import astype
-from rtxarr.ops._half import check_floating, rounded_once, widen
+from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import moveaxis
 from rtxarr.ops._reduce import max, mean

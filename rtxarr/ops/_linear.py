@@ -1,0 +1,142 @@
+"""Affine maps and table look-ups, with rules for the gradient of each sample."""
+
+import math
+
+from rtxarr._device import is_device_array, namespace
+from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._tape import raw
+from rtxarr.ops._check import check_floating, check_index
+from rtxarr.ops._elementwise import where
+from rtxarr.ops._half import rounded_once, widen
+from rtxarr.ops._index import _scatter_rows
+from rtxarr.ops._linalg import matmul
+from rtxarr.ops._manipulate import expand_dims, matrix_transpose, reshape
+from rtxarr.ops._reduce import sum
+
+__all__ = ["embedding", "linear"]
+
+
+def _rows(x):
+    """Flatten all axes but the last, so that one matrix product does for all."""
+    return reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+
+
+def _affine(x, weight, bias):
+    out = matmul(_rows(x), matrix_transpose(weight))
+    if bias is not None:
+        if bias.dtype == out.dtype:
+            out += bias
+        else:
+            out = out + bias
+    return reshape(out, (*x.shape[:-1], weight.shape[0]))
+
+
+@differentiable
+def linear(x, weight, bias=None):
+    """Give ``x @ weight.T + bias``.
+
+    Parameters
+    ----------
+    x : array or Tensor of a real floating dtype, shape (..., in_features)
+    weight : array or Tensor, shape (out_features, in_features)
+    bias : array or Tensor, shape (out_features,), optional
+
+    Returns
+    -------
+    array or Tensor, shape (..., out_features)
+        Half-precision products accumulate in float32.
+    """
+    check_floating(x=x, weight=weight, bias=bias)
+    if weight.ndim != 2:
+        raise ValueError(f"weight must have shape (out_features, in_features), got {weight.shape}")
+    if x.ndim < 1 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"x must have shape (..., {weight.shape[1]}) for weight of shape {weight.shape}, got "
+            f"{x.shape}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must have shape {weight.shape[:1]}, got {bias.shape}")
+    # On a GPU the product itself takes half precision and accumulates in float32.
+    return (_affine if is_device_array(x) else rounded_once(_affine))(x, weight, bias)
+
+
+linear.defvjps(
+    x=lambda g, weight, x_shape: reshape(matmul(_rows(g), weight), x_shape),
+    weight=lambda g, x: matmul(matrix_transpose(_rows(g)), _rows(x)),
+    bias=lambda g: sum(widen(_rows(g)), axis=0),
+)
+
+
+def _samples(x):
+    """Give ``(batch, n, n_features)`` from ``(batch, ..., n_features)``."""
+    if x.ndim < 2:
+        raise ValueError(f"gradients of each sample need a batch axis, got shape {x.shape}")
+    return reshape(x, (x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1]))
+
+
+linear.defper_sample(
+    weight=lambda g, x: matmul(matrix_transpose(_samples(g)), _samples(x)),
+    bias=lambda g: sum(widen(_samples(g)), axis=1),
+)
+
+
+@differentiable(movement=True)
+def embedding(indices, weight, *, padding_index: int | None = None):
+    """Look up rows of a table.
+
+    Parameters
+    ----------
+    indices : array of int, any shape
+        Rows to take, in ``[0, n_rows)``. On a GPU not checked, unless inside
+        ``rtxarr.testing.check_values()``.
+    weight : array or Tensor of a real floating dtype, shape (n_rows, n_features)
+    padding_index : int in [0, n_rows), optional
+        Row whose gradient is zero.
+
+    Returns
+    -------
+    array or Tensor, shape (*indices.shape, n_features)
+
+    Notes
+    -----
+    The gradient adds up in a fixed order: the same bits on every run.
+    """
+    check_floating(weight=weight)
+    if weight.ndim != 2:
+        raise ValueError(f"weight must have shape (n_rows, n_features), got {weight.shape}")
+    n_rows, n_features = weight.shape
+    check_index("indices", indices, n_rows)
+    if padding_index is not None and not 0 <= padding_index < n_rows:
+        raise ValueError(f"padding_index must lie in [0, {n_rows}), got {padding_index}")
+    xp = namespace(indices, weight)
+    rows = xp.take(weight, xp.reshape(indices, (-1,)), axis=0)
+    return xp.reshape(rows, (*indices.shape, n_features))
+
+
+def _without_padding(g, indices, padding_index):
+    if padding_index is None:
+        return g
+    return where(expand_dims(indices == padding_index, axis=-1), 0, g)
+
+
+def _embedding_rule(g, indices, weight_shape, padding_index):
+    g = _without_padding(g, indices, padding_index)
+    return _scatter_rows(g, raw(indices), tuple(weight_shape))
+
+
+embedding.defvjps(weight=_embedding_rule)
+
+
+def _embedding_per_sample(g, indices, weight_shape, padding_index):
+    """Scatter into a stack of tables, one for each sample."""
+    n_rows, n_features = weight_shape
+    n_samples = indices.shape[0]
+    xp = namespace(indices)
+    first = xp.arange(n_samples, dtype=xp.int64) * n_rows
+    stacked = xp.astype(indices, xp.int64) + xp.reshape(first, (-1,) + (1,) * (indices.ndim - 1))
+    g = _without_padding(g, indices, padding_index)
+    rows = _scatter_rows(g, stacked, (n_samples * n_rows, n_features))
+    return reshape(rows, (n_samples, n_rows, n_features))
+
+
+embedding.defper_sample(weight=_embedding_per_sample)
