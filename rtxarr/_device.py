@@ -51,6 +51,7 @@ _NAMESPACES: dict[type, ModuleType | None] = {np.ndarray: _numpy}
 
 
 def _find_namespace(kind: type, x: Any) -> ModuleType | None:
+    xp: ModuleType | None
     if issubclass(kind, (np.ndarray, np.generic)):
         xp = _numpy
     elif not isinstance(x, type) and array_api_compat.is_array_api_obj(x):
@@ -136,8 +137,8 @@ _entered: contextvars.ContextVar[tuple] = contextvars.ContextVar("rtxarr_device"
 
 
 @functools.cache
-def _cupy() -> ModuleType | None:
-    """Import CuPy if it is installed, whether or not it sees a GPU."""
+def _cupy() -> Any:
+    """Import CuPy if it is installed, else None; whether or not it sees a GPU."""
     try:
         import cupy
     except ImportError:
@@ -191,7 +192,7 @@ class Device:
     def __hash__(self) -> int:
         return hash(self._name)
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: Any) -> bool:
         if isinstance(other, Device):
             return self._name == other._name
         if isinstance(other, str):
@@ -220,7 +221,7 @@ class Device:
 _CPU = Device("cpu")
 
 
-def _is_cupy_device(x: object) -> bool:
+def _is_cupy_device(x: Any) -> bool:
     # Only a program that has CuPy loaded can hold one of its devices.
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(x, cupy.cuda.Device)
@@ -243,7 +244,7 @@ def _default_device() -> Device:
     return chosen
 
 
-def device(spec: str | Device | Any = None) -> Device:
+def device(spec: Any = None) -> Device:
     """Return a device, or the current one.
 
     Parameters
@@ -558,7 +559,9 @@ def _launcher() -> Any:
     gpu_array = cupy.ndarray
     current_device = cupy.cuda.runtime.getDevice
     current_stream = cupy.cuda.get_current_stream
-    start, streams, kernels, configs = core.launch, {0: core.LEGACY_DEFAULT_STREAM}, {}, {}
+    start, streams = core.launch, {0: core.LEGACY_DEFAULT_STREAM}
+    kernels: dict[tuple, Any] = {}
+    configs: dict[tuple, Any] = {}
     thread = threading.local()
 
     def launch(kernel, n_threads_or_grid, args, block):
@@ -663,7 +666,8 @@ def _numba_type(described: str | tuple[str, int, str]) -> Any:
         return types.boolean if described == "bool" else getattr(types, described)
     name, n_dims, layout = described
     element = "uint16" if name in _HALF else {"bool": "boolean"}.get(name, name)
-    return types.Array(getattr(types, element), n_dims, layout)
+    array: Any = types.Array
+    return array(getattr(types, element), n_dims, layout)
 
 
 def compile_ptx(kernel: Any, args_signature: Signature, cc: tuple[int, int]) -> tuple[str, str]:
@@ -697,7 +701,8 @@ def compile_ptx(kernel: Any, args_signature: Signature, cc: tuple[int, int]) -> 
             cc=cc,
             **options,
         )
-    return re.search(r"\.visible \.entry (\w+)", ptx).group(1), ptx
+    (name,) = re.findall(r"\.visible \.entry (\w+)", ptx)
+    return name, ptx
 
 
 _compile_lock = threading.Lock()

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import builtins
 import functools
+import sys
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import array_api_compat
@@ -85,16 +85,13 @@ _PY_BOOL = builtins.bool
 _PY_SCALARS = (_PY_BOOL, int, float, complex)
 
 
-def _foreign(dtype: Any) -> ModuleType | None:
+def _foreign(dtype: Any) -> Any:
     """Return the namespace of a dtype object that is not NumPy's (array_api_strict, torch)."""
-    if isinstance(dtype, (np.dtype, type, str)):
-        return None
-    library = type(dtype).__module__.partition(".")[0]
-    if library in ("numpy", "cupy"):
-        return None
+    library: Any = sys.modules.get(type(dtype).__module__.partition(".")[0])
+    if not hasattr(library, "empty"):
+        raise TypeError(f"expected an array or a dtype, got {type(dtype).__name__}")
     # Any array of that library leads to its wrapped namespace.
-    module = __import__(library)
-    return array_api_compat.array_namespace(module.empty(0))
+    return array_api_compat.array_namespace(library.empty(0))
 
 
 def _dtype(x: Any) -> Any:
@@ -108,8 +105,7 @@ def _dtype(x: Any) -> Any:
             return np.dtype(x)
         except TypeError:
             raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, got {x!r}") from None
-    if _foreign(x) is None:
-        raise TypeError(f"expected an array or a dtype, got {type(x).__name__}")
+    _foreign(x)  # raises unless it is another library's dtype
     return x
 
 
@@ -128,23 +124,30 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
     """
     if not arrays_and_dtypes:
         raise ValueError("result_type needs at least one array or dtype, got none")
-    found, scalars = [], []
+    kinds = []
     for x in arrays_and_dtypes:
-        (scalars if type(x) in _PY_SCALARS else found).append(x)
-    found = [_dtype(x) for x in found]
-    for dtype in found:
-        if not isinstance(dtype, np.dtype):
-            return _foreign(dtype).result_type(*found, *scalars)
-    return _promote(frozenset(found), frozenset(type(x) for x in scalars))
+        kind = type(x)
+        if kind is np.ndarray:
+            kinds.append(x.dtype)
+        elif kind in _PY_SCALARS:
+            kinds.append(kind)
+        else:
+            dtype = _dtype(x)
+            if not isinstance(dtype, np.dtype):
+                return _foreign(dtype).result_type(*arrays_and_dtypes)
+            kinds.append(dtype)
+    return _promote(tuple(kinds))
 
 
 @functools.cache
-def _promote(found: frozenset, scalar_types: frozenset) -> np.dtype:
-    weak = [kind(1) for kind in scalar_types]
+def _promote(kinds: tuple) -> np.dtype:
+    """Promote dtypes and, for the scalars among the arguments, Python types."""
+    found = [kind for kind in kinds if not isinstance(kind, type)]
+    weak = [kind(1) for kind in kinds if isinstance(kind, type)]
     if _BF16 not in found:
         return np.result_type(*found, *weak)
-    rest = [d for d in found if d != _BF16]
-    if complex in scalar_types:
+    rest = [dtype for dtype in found if dtype != _BF16]
+    if complex in kinds:
         rest.append(np.dtype("complex64"))
     if not rest:
         return _BF16
@@ -284,8 +287,14 @@ def finfo(type: Any, /) -> FInfo:  # noqa: A002  (the standard's name)
     if not is_inexact(dtype):
         raise TypeError(f"finfo needs a floating or complex dtype, got {dtype}")
     info = (ml_dtypes.finfo if dtype == _BF16 else np.finfo)(dtype)
-    floats = (float(getattr(info, name)) for name in ("eps", "max", "min", "smallest_normal"))
-    return FInfo(info.bits, *floats, np.dtype(info.dtype))
+    return FInfo(
+        bits=info.bits,
+        eps=float(info.eps),
+        max=float(info.max),
+        min=float(info.min),
+        smallest_normal=float(info.smallest_normal),
+        dtype=np.dtype(info.dtype),
+    )
 
 
 def iinfo(type: Any, /) -> IInfo:  # noqa: A002

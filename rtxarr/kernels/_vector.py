@@ -113,7 +113,7 @@ if _SIMULATING:
             array[offset + i] = f32_to_bf16(values[i])
 
 else:
-    from llvmlite import ir
+    from llvmlite import ir  # type: ignore[import-untyped]
 
     _F32, _I16, _I64 = ir.FloatType(), ir.IntType(16), ir.IntType(64)
 
