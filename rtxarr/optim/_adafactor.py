@@ -67,10 +67,9 @@ class Adafactor(Optimizer):
     def start(self, param, settings):
         xp = namespace(param)
         if param.ndim < 2:
-            return {"step": 0, "mean_square": xp.zeros_like(param)}
+            return {"mean_square": xp.zeros_like(param)}
         rows, columns = param.shape[:-1], (*param.shape[:-2], param.shape[-1])
         return {
-            "step": 0,
             "row": xp.zeros(rows, dtype=param.dtype),
             "column": xp.zeros(columns, dtype=param.dtype),
         }
@@ -78,7 +77,7 @@ class Adafactor(Optimizer):
     def update(self, param, grad, state, settings):
         xp = namespace(param)
         eps1, eps2 = settings["eps"]
-        step = state["step"] = state["step"] + 1
+        step = state["step"]
         new = step ** -settings["decay_exponent"]
         square = grad * grad + eps1
         if param.ndim < 2:

@@ -30,6 +30,8 @@ class Adam(Optimizer):
     AMSGrad: Reddi et al., "On the Convergence of Adam and Beyond", 2019, arXiv:1904.09237, alg. 2.
     """
 
+    elementwise = True
+
     def __init__(
         self,
         params: Iterable,
@@ -51,7 +53,7 @@ class Adam(Optimizer):
 
     def start(self, param, settings):
         names = ["mean", "mean_square", *(["largest"] if settings["amsgrad"] else [])]
-        return {"step": 0, **{name: namespace(param).zeros_like(param) for name in names}}
+        return {name: namespace(param).zeros_like(param) for name in names}
 
     def update(self, param, grad, state, settings):
         if settings["weight_decay"]:
@@ -107,21 +109,21 @@ class AdamW(Adam):
 def _adam_update(param, grad, state, settings):
     xp = namespace(param)
     beta1, beta2 = settings["betas"]
-    step = state["step"] = state["step"] + 1
+    step = state["step"]
     m, v = state["mean"], state["mean_square"]
     m *= beta1
     m += (1 - beta1) * grad
     v *= beta2
     v += (1 - beta2) * grad * grad
     if settings["amsgrad"]:
-        state["largest"] = v = xp.maximum(state["largest"], v)
+        largest = state["largest"]
+        largest[...] = v = xp.maximum(largest, v)
     # The corrections make up for starting at zero: m / (1 - beta1**t), v / (1 - beta2**t).
     root = xp.sqrt(v / (1 - beta2**step)) + settings["eps"]
     param -= settings["lr"] / (1 - beta1**step) * m / root
 
 
 def _adam_launch(param, grad, state, settings, *, decoupled):
-    state["step"] += 1
     adam_step(
         param,
         grad,
@@ -156,6 +158,8 @@ class Lion(Optimizer):
     ----------
     Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, arXiv:2302.06675, alg. 2.
     """
+
+    elementwise = True
 
     def __init__(
         self,

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from rtxarr._device import device_of, is_array, namespace, runs_kernels, to_device
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._tape import _store
@@ -40,15 +42,21 @@ class Optimizer:
 
     # --------------------------------------------------------------- what a subclass defines
 
+    # Whether an element's update depends on nothing but its own gradient and state.
+    elementwise = False
+
     def check(self, settings: Mapping[str, Any]) -> None:
         """Raise ValueError for settings outside their ranges."""
 
     def start(self, param: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Give the state (arrays and numbers) that goes with the raw array ``param``."""
+        """Give the arrays to remember of the raw array ``param``."""
         return {}
 
     def update(self, param: Any, grad: Any, state: dict, settings: Mapping[str, Any]) -> None:
-        """Change the raw array ``param``, and ``state``, in place; leave ``grad`` alone."""
+        """Change the raw array ``param`` and those of ``state`` in place; leave ``grad`` alone.
+
+        ``state["step"]`` is the number of this step, from 1.
+        """
         raise TypeError(f"{type(self).__name__} must define update()")
 
     def launch(self, param: Any, grad: Any, state: dict, settings: Mapping[str, Any]) -> bool:
@@ -65,13 +73,24 @@ class Optimizer:
                 if grad is None:
                     continue
                 if param not in self.state:
-                    self.state[param] = self.start(widened(param.data), group)
+                    self.state[param] = self._started(param, group)
                 self._step_one(param.data, grad, self.state[param], group)
                 _store(param)[0] += 1
 
+    def _started(self, param, group):
+        return {"step": 0, **self.start(widened(param.data), group)}
+
     def _step_one(self, data, grad, state, group):
+        state["step"] += 1
         if runs_kernels(data) and data.flags.c_contiguous and self.launch(data, grad, state, group):
             return
+        pieces = [(data, grad, state)]
+        if self.elementwise and isinstance(data, np.ndarray) and data.flags.c_contiguous:
+            pieces = _pieces(data, grad, state)
+        for piece in pieces:
+            self._update_wide(*piece, group)
+
+    def _update_wide(self, data, grad, state, group):
         wide = widened(data)
         self.update(wide, widened(grad), state, group)
         if wide is not data:
@@ -142,7 +161,7 @@ class Optimizer:
             if place not in map(str, range(len(params))):
                 raise ValueError(f"state must be of {len(params)} parameters, got place {place!r}")
             param = params[int(place)]
-            fresh = self.start(widened(param.data), owners[int(place)])
+            fresh = self._started(param, owners[int(place)])
             loaded[param] = _filled(f"state {place}", fresh, values)
         for group, values in zip(self.groups, groups, strict=True):
             group.update(values)
@@ -158,6 +177,22 @@ class Optimizer:
             values = [f"{k}={v}" for k, v in group.items() if k not in ("params", "lr_ratio")]
             shown.append(f"{len(group['params'])} parameters, {', '.join(values)}")
         return f"{type(self).__name__}({'; '.join(shown)})"
+
+
+def _pieces(data, grad, state):
+    """Cut a step over NumPy arrays so that its temporaries stay in the processor's cache."""
+    if data.size <= 2 * _PIECE:
+        yield data, grad, state
+        return
+    data, grad = data.reshape(-1), grad.reshape(-1)
+    flat = {name: x.reshape(-1) if is_array(x) else x for name, x in state.items()}
+    for start in range(0, data.size, _PIECE):
+        cut = slice(start, start + _PIECE)
+        parts = {name: x[cut] if is_array(x) else x for name, x in flat.items()}
+        yield data[cut], grad[cut], parts
+
+
+_PIECE = 2**16
 
 
 def widened(x: Any) -> Any:

@@ -27,6 +27,8 @@ class SGD(Optimizer):
     ICML; as usual with the rate applied to the velocity, not inside it.
     """
 
+    elementwise = True
+
     def __init__(
         self,
         params: Iterable,
@@ -90,6 +92,8 @@ class RMSprop(Optimizer):
     Tieleman and Hinton, "Neural Networks for Machine Learning", lecture 6.5, 2012. Centered:
     Graves, "Generating Sequences With Recurrent Neural Networks", 2013, arXiv:1308.0850, eq. 38-45.
     """
+
+    elementwise = True
 
     def __init__(
         self,

@@ -240,6 +240,19 @@ def test_state_goes_through_a_checkpoint_file(tmp_path):
 
 
 @cases
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_large_parameters_are_updated_in_pieces(name, dtype, monkeypatch):
+    _, kind, settings = CASES[name]
+    start = np.random.default_rng(1).standard_normal((7, 30))
+    grads = [g.T for g in gradients((30, 7), 4)]
+    want = run(lambda params: kind(params, **settings), start, grads, dtype)
+    monkeypatch.setattr("rtxarr.optim._optimizer._PIECE", 32)
+    got = run(lambda params: kind(params, **settings), start, grads, dtype)
+    for g, w in zip(got, want, strict=True):
+        assert_close(g, w, exact=True)
+
+
+@cases
 def test_gradients_are_left_alone(name):
     _, kind, settings = CASES[name]
     param = Parameter(np.ones((3, 4)))
