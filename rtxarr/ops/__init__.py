@@ -2,6 +2,7 @@
 
 from rtxarr.ops import (
     _activations,
+    _attention,
     _conv,
     _create,
     _einsum,
@@ -20,6 +21,7 @@ from rtxarr.ops import (
     _sparse,
 )
 from rtxarr.ops._activations import *
+from rtxarr.ops._attention import *
 from rtxarr.ops._conv import *
 from rtxarr.ops._create import *
 from rtxarr.ops._einsum import *
@@ -38,6 +40,7 @@ from rtxarr.ops._sparse import *
 
 __all__ = [
     *_activations.__all__,
+    *_attention.__all__,
     *_conv.__all__,
     *_create.__all__,
     *_einsum.__all__,
