@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from rtxarr._device import namespace
+from rtxarr._device import is_array, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.dtypes import bfloat16
 
@@ -235,7 +235,10 @@ def repeat(x, repeats, /, *, axis=None):
     repeats : int or array of int, shape (x.shape[axis],)
     axis : int, optional
     """
-    return namespace(x).repeat(x, repeats, axis=axis)
+    xp = namespace(x)
+    if is_array(repeats):
+        repeats = xp.astype(repeats, xp.int64, copy=False)  # NumPy refuses uint64
+    return xp.repeat(x, repeats, axis=axis)
 
 
 def _repeat_rule(g, x_shape, repeats, axis):
