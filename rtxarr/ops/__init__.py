@@ -14,6 +14,7 @@ from rtxarr.ops import (
     _manipulate,
     _matrix,
     _methods,  # noqa: F401  (gives Tensor its operators)
+    _norm,
     _pool,
     _reduce,
     _search,
@@ -32,6 +33,7 @@ from rtxarr.ops._linear import *
 from rtxarr.ops._losses import *
 from rtxarr.ops._manipulate import *
 from rtxarr.ops._matrix import *
+from rtxarr.ops._norm import *
 from rtxarr.ops._pool import *
 from rtxarr.ops._reduce import *
 from rtxarr.ops._search import *
@@ -51,6 +53,7 @@ __all__ = [
     *_losses.__all__,
     *_manipulate.__all__,
     *_matrix.__all__,
+    *_norm.__all__,
     *_pool.__all__,
     *_reduce.__all__,
     *_search.__all__,
