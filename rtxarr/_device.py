@@ -7,6 +7,7 @@ last on first use, so importing rtxarr needs no GPU, no driver and no CuPy.
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import functools
 import logging
 import os
@@ -146,9 +147,18 @@ def _cupy() -> Any:
     return cupy
 
 
+def _has_driver() -> bool:
+    """Ask for the driver's library, which takes a thousandth of the time to import CuPy."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 @functools.cache
 def _gpu_count() -> int:
-    cupy = _cupy()
+    cupy = _cupy() if _has_driver() else None
     # is_available() never raises; getDeviceCount() does when there is no driver.
     return cupy.cuda.runtime.getDeviceCount() if cupy is not None and cupy.is_available() else 0
 
@@ -783,7 +793,18 @@ def _load_kernel(kernel: Any, args: tuple, device_id: int) -> Any:
     found = _cache.load(key)
     if found is None:
         name, ptx = compile_ptx(kernel, signature, cc)
-        found = name, assemble(ptx, cc)[0]
+        found = name, _machine_code(ptx, cc)
         _cache.store(key, *found)
-    name, cubin = found
-    return core.ObjectCode.from_cubin(cubin).get_kernel(name)
+    name, code = found
+    load = core.ObjectCode.from_cubin if code[:4] == b"\x7fELF" else core.ObjectCode.from_ptx
+    return load(code).get_kernel(name)
+
+
+def _machine_code(ptx: str, cc: tuple[int, int]) -> bytes:
+    from cuda.pathfinder import DynamicLibNotFoundError
+
+    try:
+        return assemble(ptx, cc)[0]
+    except (ImportError, DynamicLibNotFoundError) as error:
+        _log.warning("no nvJitLink (%s): the driver assembles kernels when they are loaded", error)
+        return ptx.encode()

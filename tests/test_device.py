@@ -176,13 +176,15 @@ except ValueError as error:
 
 
 def test_importing_loads_no_gpu_library():
+    """Nor does it look for a GPU; and without a driver no CuPy is imported at all."""
     code = """
 import sys
 import rtxarr._device, rtxarr.dtypes, rtxarr.random, rtxarr.kernels.segment, rtxarr.kernels.scatter
-rtxarr.random.Generator(0).uniform(3, device="cpu")
+rtxarr._device._has_driver = lambda: False
+rtxarr.random.Generator(0).uniform(3)
 print([name for name in ("cupy", "numba", "cuda", "scipy") if name in sys.modules])
 """
-    assert run_python(code) == "[]\n"
+    assert run_python(code, RTXARR_DEVICE="auto") == "[]\n"
 
 
 def test_device_of():
@@ -311,7 +313,7 @@ def stand_in(monkeypatch, tmp_path):
     monkeypatch.setattr(core, "launch", lambda *args: done.launches.append(args))
     gpu = SimpleNamespace(set_current=lambda: None, compute_capability=(9, 0))
     monkeypatch.setattr(core, "Device", lambda index: gpu)
-    monkeypatch.setattr(core, "ObjectCode", SimpleNamespace(from_cubin=load))
+    monkeypatch.setattr(core, "ObjectCode", SimpleNamespace(from_cubin=load, from_ptx=load))
     monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
     _device._launcher.cache_clear()
     yield done
@@ -411,6 +413,18 @@ def test_compiled_kernels_outlive_the_process(stand_in, kernel_globals, tmp_path
         assert _cache.load(kept.name)[1] == stand_in.loaded[-1], "it is written again"
     assert len(compiled) == 4
     assert list(tmp_path.iterdir()) == [kept], "no temporary file stays"
+
+
+@needs_cuda_packages
+def test_without_nvjitlink_the_driver_assembles(stand_in, kernel_globals, monkeypatch, caplog):
+    def missing(ptx, cc):
+        raise ImportError("no nvjitlink")
+
+    monkeypatch.setattr(_device, "assemble", missing)
+    x = gpu_array(np.ones(6, np.float32))
+    _device.launch(add, 6, (x, x, x))
+    assert b".visible .entry" in stand_in.loaded[0]
+    assert "the driver assembles kernels" in caplog.text
 
 
 @pytest.mark.skipif(_device._SIMULATING, reason="needs NUMBA_ENABLE_CUDASIM unset")

@@ -174,16 +174,32 @@ def _reduce_host(op: str, values: Any, indptr: Any, indices: Any, shape: tuple) 
             count = np.maximum(np.diff(indptr), 1).astype(total.dtype)
             total /= count[:, None]
         return total.astype(values.dtype, copy=False)
-    if indices is not None:
-        values = values[indices]
+    wide = values.astype(accumulator(values.dtype), copy=False)
+    return _extremum_host(op, wide, indptr, indices, shape).astype(values.dtype, copy=False)
+
+
+# Segments up to this long are reduced side by side, all first rows, then all second rows, ...
+_SIDE_BY_SIDE = 32
+
+
+def _extremum_host(op: str, values: Any, indptr: Any, indices: Any, shape: tuple) -> np.ndarray:
+    # np.maximum.reduceat gives the same at a tenth of the speed.
     ufunc = np.maximum if op == "max" else np.minimum
-    low, high = _limits(values.dtype)
-    out = np.full(shape, low if op == "max" else high, dtype=values.dtype)
-    # reduceat reads segment i up to segment i + 1's start, so the empty ones are left out.
-    filled = np.flatnonzero(indptr[:-1] < indptr[1:])
-    if filled.size:
-        stop = indptr[filled[-1] + 1]
-        out[filled] = ufunc.reduceat(values[:stop], indptr[filled], axis=0)
+    out = np.full(shape, _limits(values.dtype)[op == "min"], dtype=values.dtype)
+    lengths = np.diff(indptr)
+    for i in np.flatnonzero(lengths > _SIDE_BY_SIDE):
+        rows = slice(indptr[i], indptr[i + 1])
+        out[i] = ufunc.reduce(values[rows if indices is None else indices[rows]], axis=0)
+    short = np.flatnonzero((lengths > 0) & (lengths <= _SIDE_BY_SIDE))
+    short = short[np.argsort(-lengths[short], kind="stable")]
+    start, lengths = indptr[short], lengths[short]
+    best = out[short]
+    for k in range(lengths[0] if short.size else 0):
+        n = np.searchsorted(-lengths, -k)  # the first n are longer than k
+        rows = start[:n] + k
+        rows = rows if indices is None else indices[rows]
+        ufunc(best[:n], values[rows], out=best[:n])
+    out[short] = best
     return out
 
 
