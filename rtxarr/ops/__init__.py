@@ -17,6 +17,7 @@ from rtxarr.ops import (
     _norm,
     _pool,
     _reduce,
+    _resize,
     _search,
     _segment,
     _sparse,
@@ -36,6 +37,7 @@ from rtxarr.ops._matrix import *
 from rtxarr.ops._norm import *
 from rtxarr.ops._pool import *
 from rtxarr.ops._reduce import *
+from rtxarr.ops._resize import *
 from rtxarr.ops._search import *
 from rtxarr.ops._segment import *
 from rtxarr.ops._sparse import *
@@ -56,6 +58,7 @@ __all__ = [
     *_norm.__all__,
     *_pool.__all__,
     *_reduce.__all__,
+    *_resize.__all__,
     *_search.__all__,
     *_segment.__all__,
     *_sparse.__all__,
