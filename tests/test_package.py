@@ -21,9 +21,9 @@ RANKS = {
     "_checks": 0,
     "_device": 0,
     "dtypes": 1,
-    "random": 1,
     "kernels": 2,
     "libs": 2,
+    "random": 3,
     "tape": 3,
     "ops": 4,
     "autograd": 5,
@@ -110,8 +110,8 @@ def device_imports(module, imported):
     library = imported.partition(".")[0]
     if library in ("cupy", "cupyx", "numba", "cuda") and module != "rtxarr._device":
         return f"only _device.py imports {library}"
-    if library == "array_api_compat" and room_of(module) not in ("_device", "dtypes", "random"):
-        return "only _device.py, dtypes.py and random.py import array_api_compat"
+    if library == "array_api_compat" and room_of(module) not in ("_device", "dtypes"):
+        return "only _device.py and dtypes.py import array_api_compat"
     return None
 
 
