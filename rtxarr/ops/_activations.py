@@ -442,15 +442,16 @@ def dropout(x, rate: float, /, *, generator=None):
 
 
 def draw_kept(x, shape, rate, generator):
-    """Draw which elements to keep: an array of bool where ``x`` is."""
+    """Draw which elements to keep: an array of bool of the library and the device of ``x``."""
     if generator is None:
         from rtxarr.random import default_generator
 
         generator = default_generator()
     x = raw(x)
     place = _device.device_of(x)
-    with place if isinstance(place, _device.Device) else _device.device("cpu"):
-        return namespace(x).asarray(generator.dropout_mask(shape, rate))
+    known = isinstance(place, _device.Device)
+    kept = generator.dropout_mask(shape, rate, device=place if known else "cpu")
+    return namespace(x).asarray(kept)
 
 
 @differentiable(elementwise=True)

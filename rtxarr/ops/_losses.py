@@ -163,7 +163,6 @@ _cross_entropy_gradient.defvjps(
 def cross_entropy(
     logits,
     labels,
-    /,
     *,
     axis: int = -1,
     label_smoothing: float = 0.0,
@@ -195,7 +194,6 @@ def cross_entropy(
 def nll_loss(
     log_probs,
     labels,
-    /,
     *,
     axis: int = -1,
     ignore_index: int | None = None,
@@ -218,7 +216,7 @@ def nll_loss(
 
 
 @nondifferentiable
-def accuracy(logits, labels, /, *, axis: int = -1, ignore_index: int | None = None):
+def accuracy(logits, labels, *, axis: int = -1, ignore_index: int | None = None):
     """Give the share of labels that are the class with the largest logit.
 
     Parameters
@@ -254,9 +252,7 @@ _PAIR_DOC = """
         Differentiable in both."""
 
 
-def binary_cross_entropy_with_logits(
-    logits, targets, /, *, pos_weight=None, reduction: str = "mean"
-):
+def binary_cross_entropy_with_logits(logits, targets, *, pos_weight=None, reduction: str = "mean"):
     """Give the negative log-likelihood of ``targets`` under the sigmoid of ``logits``.
 
     Parameters
@@ -274,7 +270,7 @@ def binary_cross_entropy_with_logits(
     return _reduce((1 - t) * x + weight * softplus(-x), reduction, dtype)
 
 
-def mse_loss(prediction, target, /, *, reduction: str = "mean"):
+def mse_loss(prediction, target, *, reduction: str = "mean"):
     """Give the squared differences.
 
     Parameters
@@ -288,7 +284,7 @@ def mse_loss(prediction, target, /, *, reduction: str = "mean"):
     return _reduce(difference * difference, reduction, dtype)
 
 
-def l1_loss(prediction, target, /, *, reduction: str = "mean"):
+def l1_loss(prediction, target, *, reduction: str = "mean"):
     """Give the absolute differences; where they are zero so is the gradient.
 
     Parameters
@@ -311,7 +307,7 @@ def _huber(x, /, *, delta):
 _huber.defvjps(x=lambda g, x, delta: g * clip(x, -delta, delta))
 
 
-def huber_loss(prediction, target, /, *, delta: float = 1.0, reduction: str = "mean"):
+def huber_loss(prediction, target, *, delta: float = 1.0, reduction: str = "mean"):
     """Give half the squared differences up to ``delta``, and straight lines beyond.
 
     Parameters
@@ -331,7 +327,7 @@ def huber_loss(prediction, target, /, *, delta: float = 1.0, reduction: str = "m
     return _reduce(_huber(x - t, delta=float(delta)), reduction, dtype)
 
 
-def smooth_l1_loss(prediction, target, /, *, beta: float = 1.0, reduction: str = "mean"):
+def smooth_l1_loss(prediction, target, *, beta: float = 1.0, reduction: str = "mean"):
     """Give :func:`l1_loss` with a parabola where the difference is below ``beta``.
 
     Parameters
@@ -350,7 +346,7 @@ def smooth_l1_loss(prediction, target, /, *, beta: float = 1.0, reduction: str =
     return _reduce(_huber(x - t, delta=float(beta)) / beta, reduction, dtype)
 
 
-def kl_div(log_probs, target, /, *, log_target: bool = False, reduction: str = "mean"):
+def kl_div(log_probs, target, *, log_target: bool = False, reduction: str = "mean"):
     """Give the terms ``target * (log(target) - log_probs)`` of the divergence from ``target``.
 
     Parameters
@@ -380,7 +376,7 @@ def kl_div(log_probs, target, /, *, log_target: bool = False, reduction: str = "
     return _reduce(terms, "mean", dtype, count=max(1, q.shape[0]))
 
 
-def cosine_similarity(x1, x2, /, *, axis: int = -1, eps: float = 1e-8):
+def cosine_similarity(x1, x2, *, axis: int = -1, eps: float = 1e-8):
     """Give the cosine of the angle between vectors along one axis.
 
     Parameters

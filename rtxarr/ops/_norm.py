@@ -124,7 +124,7 @@ def _last_axes(x, n_axes):
     return tuple(range(x.ndim - n_axes, x.ndim)), tuple(x.shape[x.ndim - n_axes :])
 
 
-def layer_norm(x, weight=None, bias=None, /, *, n_axes: int = 1, eps: float = 1e-5):
+def layer_norm(x, weight=None, bias=None, *, n_axes: int = 1, eps: float = 1e-5):
     """Normalize to zero mean and unit variance over the last axes.
 
     Parameters
@@ -150,7 +150,7 @@ def layer_norm(x, weight=None, bias=None, /, *, n_axes: int = 1, eps: float = 1e
     return _apply(x, weight, bias, axes, shape, eps)
 
 
-def rms_norm(x, weight=None, /, *, n_axes: int = 1, eps: float = 1e-6):
+def rms_norm(x, weight=None, *, n_axes: int = 1, eps: float = 1e-6):
     """Scale to unit root mean square over the last axes.
 
     Parameters
@@ -183,15 +183,15 @@ def _channels(x):
     return x.shape[1]
 
 
-def group_norm(x, weight=None, bias=None, /, *, n_groups: int, eps: float = 1e-5):
+def group_norm(x, n_groups: int, weight=None, bias=None, *, eps: float = 1e-5):
     """Normalize to zero mean and unit variance over each group of channels of a sample.
 
     Parameters
     ----------
     x : array or Tensor of a real floating dtype, shape (batch, channels, ...)
-    weight, bias : array or Tensor, shape (channels,), optional
     n_groups : int, at least 1
         Must divide the number of channels; equal to it, this is instance normalization.
+    weight, bias : array or Tensor, shape (channels,), optional
     eps : float, above 0, default 1e-5
         Added to the variance.
 
@@ -213,7 +213,7 @@ def group_norm(x, weight=None, bias=None, /, *, n_groups: int, eps: float = 1e-5
     return reshape(out, x.shape)
 
 
-def batch_norm(x, weight=None, bias=None, mean=None, var=None, /, *, eps: float = 1e-5):
+def batch_norm(x, weight=None, bias=None, *, mean=None, var=None, eps: float = 1e-5):
     """Normalize each channel to zero mean and unit variance over the batch.
 
     Parameters
