@@ -60,8 +60,8 @@ def _cut(x, batch, rows, n_keys):
 
 def _scores(q, k, mask, batch, rows, n_keys, causal, offset, scale):
     """Give the scores of a block, -inf where a key is hidden."""
-    queries = widen(q[batch, :, :, rows]) * scale
-    scores = matmul(queries, matrix_transpose(widen(k[batch, :, :, :n_keys])))
+    queries = widen(q[batch, :, :, rows, :]) * scale
+    scores = matmul(queries, matrix_transpose(widen(k[batch, :, :, :n_keys, :])))
     if mask is not None:
         part = _cut(mask, batch, rows, n_keys)
         if isdtype(mask.dtype, "bool"):
@@ -100,8 +100,8 @@ def _attention(q, k, v, mask, kept, /, *, causal, offset, scale, rate):
             seen = total != 0
             total = xp.where(seen, total, xp.ones_like(total))
             probs = _drop(probs, kept, batch, rows, n_keys, rate)
-            values = matmul(probs, widen(v[batch, :, :, :n_keys])) / total
-            out[batch, :, :, rows] = xp.astype(values, dtype, copy=False)
+            values = matmul(probs, widen(v[batch, :, :, :n_keys, :])) / total
+            out[batch, :, :, rows, :] = xp.astype(values, dtype, copy=False)
             logs = xp.where(seen, xp.log(total) + top, -np.inf)
             lse[batch, :, :, rows] = logs[..., 0]
     return out, lse
@@ -154,9 +154,9 @@ def _attention_rule(g, out, q, k, v, mask, kept, causal, offset, scale, rate, ne
     for batch, blocks in _blocks(q, k, causal, offset):
         chunk = [], [], [], []
         for rows, n_keys in blocks:
-            block = (batch, slice(None), slice(None), rows)
+            block = (batch, slice(None), slice(None), rows, ...)
             queries, gradient = widen(q[block]), widen(of_out[block])
-            keys, values = widen(k[batch, :, :, :n_keys]), widen(v[batch, :, :, :n_keys])
+            keys, values = widen(k[batch, :, :, :n_keys, :]), widen(v[batch, :, :, :n_keys, :])
             scores = _scores(q, k, mask, batch, rows, n_keys, causal, offset, scale)
             probs = exp(scores - lse[block])
             of_values = matmul(

@@ -45,7 +45,7 @@ def _unfold(x, windows):
     channels, *spatial, n = x.shape
     columns = xp.zeros((channels, windows.n_taps, *windows.counts(spatial), n), dtype=x.dtype)
     for tap, places, elements in windows.taps(spatial):
-        columns[(slice(None), tap, *places)] = x[(slice(None), *elements)]
+        columns[(slice(None), tap, *places, ...)] = x[(slice(None), *elements, ...)]
     return columns
 
 
@@ -58,7 +58,7 @@ def _fold(columns, windows, spatial):
     else:
         x = xp.zeros((channels, *spatial, n), dtype=columns.dtype)
         for tap, places, elements in windows.taps(spatial):
-            x[(slice(None), *elements)] += columns[(slice(None), tap, *places)]
+            x[(slice(None), *elements, ...)] += columns[(slice(None), tap, *places, ...)]
     return xp.moveaxis(x, -1, 0)
 
 
