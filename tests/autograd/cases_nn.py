@@ -1,0 +1,178 @@
+"""A small case, away from kinks, for each neural-network operation."""
+
+import numpy as np
+
+import rtxarr as rx
+from rtxarr.ops._activations import _dropout
+from rtxarr.ops._conv import _convolution_weight
+from rtxarr.ops._losses import _cross_entropy, _cross_entropy_gradient
+from rtxarr.ops._pool import _mean_of_largest, _spread_evenly, _spread_to_largest
+from rtxarr.ops._resize import _resample, _resample_transpose
+from rtxarr.ops._windows import make_windows
+
+rng = np.random.default_rng(11)
+# No element lies within 0.05 of a kink (0, and 3 of the hard sigmoids).
+X = np.array([[-4.0, -2.4, -1.1, -0.4], [-0.15, 0.2, 0.7, 1.3], [1.9, 2.6, 3.5, 0.9]])
+Y = rng.standard_normal((3, 4))
+ROW = rng.standard_normal(4)
+LABELS = np.array([2, 0, 3])
+KEPT = np.array([True, False, True])
+SIGNAL = rng.standard_normal((2, 4, 6))
+IMAGE = rng.standard_normal((2, 2, 5, 4))
+# All different, so that no small change makes another element of a window the largest.
+RANKED = rng.permutation(40).reshape(1, 2, 5, 4) / 10.0
+QUERIES = rng.standard_normal((2, 4, 3, 2))
+KEYS = rng.standard_normal((2, 2, 4, 2))
+VALUES = rng.standard_normal((2, 2, 4, 3))
+SCORES = rng.standard_normal((4, 1, 4))
+SEEN = np.array([[True, True, False, True], [False] * 4, [True, False, False, False]])
+POOL = make_windows((3, 2), (5, 4), 2, 1, 1)
+CONV = make_windows((2, 3), (5, 4), (2, 1), 1, (1, 2))
+STENCIL = ("cubic", 4, 7, 4 / 7, False)
+LARGEST = rx.max_pool2d(RANKED, (3, 2), stride=2, padding=1)
+
+
+def unary(name, **options):
+    function = getattr(rx, name)
+    return [(lambda x: function(x, **options), (X,))]
+
+
+CASES = {
+    # activations
+    "_dropout": [(lambda x, kept: _dropout(x, kept, 0.4), (X, Y > 0))],
+    "elu": [*unary("elu", alpha=0.7, scale=1.3), *unary("selu")],
+    "erf": unary("erf"),
+    "gelu": [*unary("gelu"), *unary("gelu", approximate="tanh"), *unary("geglu")],
+    "hardsigmoid": unary("hardsigmoid"),
+    "hardswish": unary("hardswish"),
+    "leaky_relu": unary("leaky_relu", negative_slope=0.2),
+    "log_sigmoid": unary("log_sigmoid"),
+    "log_softmax": [*unary("log_softmax"), *unary("log_softmax", axis=0)],
+    "mish": unary("mish"),
+    "relu": unary("relu"),
+    "sigmoid": [*unary("sigmoid"), *unary("glu", axis=1)],
+    "silu": [*unary("silu"), *unary("swiglu")],
+    "softmax": [*unary("softmax"), *unary("softmax", axis=0)],
+    "softplus": unary("softplus", beta=1.7),
+    # losses
+    "_cross_entropy": [
+        (lambda x, labels: rx.cross_entropy(x, labels), (X, LABELS)),
+        (
+            lambda x, labels: rx.cross_entropy(
+                x, labels, label_smoothing=0.2, ignore_index=0, reduction="none"
+            ),
+            (X, LABELS),
+        ),
+        (
+            lambda x, labels, kept: _cross_entropy(x, labels, kept, label_smoothing=0.1),
+            (X, LABELS, KEPT),
+        ),
+    ],
+    "_cross_entropy_gradient": [
+        (
+            lambda x, lse, up, down, labels: _cross_entropy_gradient(
+                x, lse, up, down, labels, label_smoothing=0.1
+            ),
+            (X / 2, Y[:, 0], Y[:, 1], Y[:, 2], LABELS),
+        )
+    ],
+    "_huber": [
+        (lambda x, y: rx.huber_loss(x, y, delta=0.8), (X, Y)),
+        (lambda x, y: rx.smooth_l1_loss(x, y, beta=0.5, reduction="none"), (X, Y)),
+    ],
+    # affine maps and look-ups
+    "embedding": [(rx.embedding, (np.array([[0, 2], [2, 1]]), X))],
+    "linear": [
+        (rx.linear, (SIGNAL, rng.standard_normal((3, 6)), rng.standard_normal(3))),
+        (rx.linear, (ROW, Y)),
+    ],
+    # convolutions
+    "_convolution": [
+        (
+            lambda x, w, b: rx.conv1d(x, w, b, padding="same", groups=2),
+            (SIGNAL, rng.standard_normal((4, 2, 2)), rng.standard_normal(4)),
+        ),
+        (
+            lambda x, w, b: rx.conv2d(x, w, b, stride=2, padding=1, dilation=(1, 2)),
+            (IMAGE, rng.standard_normal((3, 2, 2, 2)), rng.standard_normal(3)),
+        ),
+        (rx.conv2d, (IMAGE, rng.standard_normal((3, 2, 1, 1)))),
+        (
+            lambda x, w: rx.conv3d(x, w, stride=(2, 1, 1), padding=(0, 1, 0)),
+            (rng.standard_normal((1, 2, 4, 2, 3)), rng.standard_normal((2, 2, 3, 2, 2))),
+        ),
+    ],
+    "_convolution_input": [
+        (
+            lambda x, w, b: rx.conv_transpose1d(x, w, b, stride=2, output_padding=1),
+            (SIGNAL, rng.standard_normal((4, 2, 3)), rng.standard_normal(2)),
+        ),
+        (
+            lambda x, w, b: rx.conv_transpose2d(x, w, b, stride=(2, 1), padding=1, groups=2),
+            (IMAGE, rng.standard_normal((2, 2, 3, 2)), rng.standard_normal(4)),
+        ),
+    ],
+    "_convolution_weight": [
+        (
+            lambda x, y: _convolution_weight(x, y, windows=CONV, groups=2),
+            (IMAGE, rng.standard_normal((2, 4, *CONV.counts((5, 4))))),
+        )
+    ],
+    # pooling
+    "_avg_pool": [
+        (lambda x: rx.avg_pool2d(x, 2), (IMAGE,)),
+        (lambda x: rx.avg_pool2d(x, 3, stride=2, padding=1, count_padding=False), (IMAGE,)),
+    ],
+    "_max_pool": [
+        (lambda x: rx.max_pool2d(x, 2), (RANKED,)),
+        (lambda x: rx.max_pool2d(x, (3, 2), stride=1, padding=1, dilation=(1, 2)), (RANKED,)),
+    ],
+    "_mean_of_largest": [
+        (lambda y: _mean_of_largest(y, RANKED, LARGEST, windows=POOL), (RANKED[:, ::-1],))
+    ],
+    "_spread_evenly": [
+        (
+            lambda y: _spread_evenly(y, windows=POOL, count_padding=False, spatial=(5, 4)),
+            (LARGEST,),
+        )
+    ],
+    "_spread_to_largest": [
+        (lambda y: _spread_to_largest(y, RANKED, LARGEST, windows=POOL), (LARGEST * LARGEST,))
+    ],
+    # attention
+    "_attention": [
+        (rx.scaled_dot_product_attention, (QUERIES, KEYS, VALUES)),
+        (rx.scaled_dot_product_attention, (QUERIES, KEYS, VALUES, SCORES)),
+        (rx.scaled_dot_product_attention, (QUERIES, KEYS, VALUES, SEEN)),
+        (
+            lambda q, k, v: rx.scaled_dot_product_attention(
+                q, k, v, causal=True, causal_offset=-1, scale=0.3
+            ),
+            (QUERIES, KEYS, VALUES),
+        ),
+    ],
+    # resizing
+    "_resample": [
+        (lambda x: _resample(x, axis=3, stencil=STENCIL), (IMAGE,)),
+        (lambda x: rx.interpolate(x, size=(3, 7), mode="bilinear"), (IMAGE,)),
+        (lambda x: rx.interpolate(x, scale=1.7), (SIGNAL,)),
+    ],
+    "_resample_transpose": [
+        (
+            lambda y: _resample_transpose(y, axis=1, stencil=("linear", 3, 4, 0.75, True)),
+            (SIGNAL,),
+        )
+    ],
+    # normalizations
+    "_normalize": [
+        (rx.layer_norm, (Y, ROW, Y[0])),
+        (lambda x: rx.layer_norm(x, n_axes=2), (SIGNAL,)),
+        (rx.rms_norm, (Y, ROW)),
+        (lambda x, w, b: rx.group_norm(x, 2, w, b), (SIGNAL, ROW, Y[0])),
+        (lambda x, w, b: rx.batch_norm(x, w, b)[0], (SIGNAL, ROW, Y[0])),
+        (
+            lambda x, w, b: rx.batch_norm(x, w, b, mean=np.zeros(4), var=np.full(4, 2.0))[0],
+            (SIGNAL, ROW, Y[0]),
+        ),
+    ],
+}
