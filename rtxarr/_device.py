@@ -767,7 +767,7 @@ def _load_kernel(kernel: Any, args: tuple, device_id: int) -> Any:
     """Return the loaded ``cuda.core`` kernel, from the disk cache or freshly compiled."""
     from cuda import core
 
-    from rtxarr.kernels import _cache
+    from rtxarr import _kernel_cache
 
     for x in args:
         if is_device_array(x) and x.data.device_id != device_id:
@@ -782,7 +782,7 @@ def _load_kernel(kernel: Any, args: tuple, device_id: int) -> Any:
     cc = tuple(gpu.compute_capability)
     signature = signature_of(args)
     options = getattr(kernel, "targetoptions", {})
-    key = _cache.fingerprint(
+    key = _kernel_cache.fingerprint(
         kernel,
         signature,
         cc,
@@ -790,11 +790,11 @@ def _load_kernel(kernel: Any, args: tuple, device_id: int) -> Any:
         options.get("launch_bounds"),
         *(version(name) for name in ("numba-cuda", "numba", "cuda-bindings")),
     )
-    found = _cache.load(key)
+    found = _kernel_cache.load(key)
     if found is None:
         name, ptx = compile_ptx(kernel, signature, cc)
         found = name, _machine_code(ptx, cc)
-        _cache.store(key, *found)
+        _kernel_cache.store(key, *found)
     name, code = found
     load = core.ObjectCode.from_cubin if code[:4] == b"\x7fELF" else core.ObjectCode.from_ptx
     return load(code).get_kernel(name)

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rtxarr import _device
+from rtxarr import _device, _kernel_cache
 from rtxarr._device import (
     Device,
     device,
@@ -28,7 +28,6 @@ from rtxarr._device import (
     namespace,
     to_device,
 )
-from rtxarr.kernels import _cache
 from rtxarr.testing import assert_close
 
 needs_cuda_packages = pytest.mark.skipif(
@@ -410,7 +409,7 @@ def test_compiled_kernels_outlive_the_process(stand_in, kernel_globals, tmp_path
     for damaged in (b"", content[:50], content[:-1], content[:60] + b"x" + content[61:]):
         kept.write_bytes(damaged)
         restart()
-        assert _cache.load(kept.name)[1] == stand_in.loaded[-1], "it is written again"
+        assert _kernel_cache.load(kept.name)[1] == stand_in.loaded[-1], "it is written again"
     assert len(compiled) == 4
     assert list(tmp_path.iterdir()) == [kept], "no temporary file stays"
 
@@ -454,19 +453,19 @@ def test_fingerprints_follow_what_the_code_depends_on():
         return x + 2
 
     prints = [
-        _cache.fingerprint(make_function()),
-        _cache.fingerprint(make_function(constant=2.0)),
-        _cache.fingerprint(make_function(table=(1, 3))),
-        _cache.fingerprint(make_function(table=np.array([1, 2]))),
-        _cache.fingerprint(make_function(table=np.array([1, 3]))),
-        _cache.fingerprint(make_function(helper=helper)),
-        _cache.fingerprint(make_function(helper=other)),
-        _cache.fingerprint(make_function(), (9, 0)),
-        _cache.fingerprint(make_function(), (8, 0)),
-        _cache.fingerprint(lambda x: x + SCALE),
+        _kernel_cache.fingerprint(make_function()),
+        _kernel_cache.fingerprint(make_function(constant=2.0)),
+        _kernel_cache.fingerprint(make_function(table=(1, 3))),
+        _kernel_cache.fingerprint(make_function(table=np.array([1, 2]))),
+        _kernel_cache.fingerprint(make_function(table=np.array([1, 3]))),
+        _kernel_cache.fingerprint(make_function(helper=helper)),
+        _kernel_cache.fingerprint(make_function(helper=other)),
+        _kernel_cache.fingerprint(make_function(), (9, 0)),
+        _kernel_cache.fingerprint(make_function(), (8, 0)),
+        _kernel_cache.fingerprint(lambda x: x + SCALE),
     ]
     assert len(set(prints)) == len(prints)
-    assert _cache.fingerprint(make_function()) == prints[0]
+    assert _kernel_cache.fingerprint(make_function()) == prints[0]
 
 
 SCALE = 3
@@ -476,37 +475,37 @@ def test_fingerprints_follow_globals(monkeypatch):
     def function(x):
         return x * SCALE
 
-    before = _cache.fingerprint(function)
+    before = _kernel_cache.fingerprint(function)
     monkeypatch.setitem(globals(), "SCALE", 4)
-    assert _cache.fingerprint(function) != before
+    assert _kernel_cache.fingerprint(function) != before
 
 
 def test_recursive_functions_have_a_fingerprint():
     def function(x):
         return function(x - 1) if x else 0
 
-    assert len(_cache.fingerprint(function)) == 64
+    assert len(_kernel_cache.fingerprint(function)) == 64
 
 
 def test_cache_places(monkeypatch, tmp_path):
     monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path / "new"))
-    assert _cache.load("a") is None
-    _cache.store("a", "entry", b"\x00\ncode")
-    assert _cache.load("a") == ("entry", b"\x00\ncode")
+    assert _kernel_cache.load("a") is None
+    _kernel_cache.store("a", "entry", b"\x00\ncode")
+    assert _kernel_cache.load("a") == ("entry", b"\x00\ncode")
     monkeypatch.setenv("RTXARR_CACHE_DIR", "")
-    _cache.store("a", "entry", b"code")
-    assert _cache.load("a") is None
+    _kernel_cache.store("a", "entry", b"code")
+    assert _kernel_cache.load("a") is None
     monkeypatch.delenv("RTXARR_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert _cache.cache_dir() == tmp_path / ".cache" / "rtxarr"
+    assert _kernel_cache.cache_dir() == tmp_path / ".cache" / "rtxarr"
 
 
 def test_a_cache_that_cannot_be_written_warns(monkeypatch, tmp_path, caplog):
     (tmp_path / "file").touch()
     monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path / "file" / "below"))
-    _cache.store("a", "entry", b"code")
+    _kernel_cache.store("a", "entry", b"code")
     assert "each process compiles anew" in caplog.text
-    assert _cache.load("a") is None
+    assert _kernel_cache.load("a") is None
 
 
 # ----------------------------------------------------------------------------------- with a GPU

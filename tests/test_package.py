@@ -20,6 +20,7 @@ DOMAINS = ("geom", "diffuse", "rl", "multimodal", "privacy", "robust", "compress
 RANKS = {
     "_checks": 0,
     "_device": 0,
+    "_kernel_cache": 0,
     "dtypes": 1,
     "kernels": 2,
     "libs": 2,

@@ -66,8 +66,6 @@ def fill(
     array, shape (n,), on ``device``
     """
     params = (*params, *(params[-1:] or (_U(0),)) * (6 - len(params)))
-    if n == 0:
-        return _device_namespace(device).empty(0, dtype=dtype)
     if device.kind == "cuda" or _SIMULATING:
         from rtxarr.kernels._philox_cuda import kernel
 
@@ -89,7 +87,7 @@ def words_per_value(kind: str) -> int:
 
 
 def _n_blocks(kind: str, n: int, offset: int) -> int:
-    """Return how many blocks of four words the draw touches."""
+    """Return how many blocks of four words a draw touches."""
     return (offset % 4 + n * words_per_value(kind) + 3) // 4
 
 
