@@ -195,7 +195,9 @@ class Tensor:
 
     def numpy(self) -> np.ndarray:
         """Copy to a NumPy array on the host (no copy when it is there already)."""
-        return np.asarray(_device.to_device(self.data, "cpu"))
+        data = self.data
+        # Arrays of libraries other than CuPy know themselves how to become NumPy's.
+        return np.asarray(_device.to_device(data, "cpu") if _device.is_device_array(data) else data)
 
     def item(self):
         """Give the only element as a Python number."""

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from rtxarr import dtypes
-from rtxarr._device import namespace
+from rtxarr._device import is_device_array, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.ops._elementwise import conj
 from rtxarr.ops._manipulate import (
@@ -24,16 +24,13 @@ __all__ = [
 ]
 
 
-def _in_single(product, *arrays):
-    """Compute ``product`` of NumPy arrays, half-precision ones in float32, and round once.
-
-    NumPy accumulates in the arrays' own type, and cannot promote bfloat16; CuPy does both.
-    """
-    if isinstance(arrays[0], np.ndarray) and any(dtypes.is_half(x.dtype) for x in arrays):
-        dtype = dtypes.result_type(*arrays)
-        wide = dtypes.accumulator(dtype)
-        return product(*(x.astype(wide) for x in arrays)).astype(dtype)
-    return product(*arrays)
+def _in_single(xp, product, *arrays):
+    """Compute ``product`` of arrays, half-precision ones in float32, and round once."""
+    if not any(dtypes.is_half(x.dtype) for x in arrays):
+        return product(*arrays)
+    dtype = dtypes.result_type(*arrays)
+    wide = dtypes.accumulator(dtype)
+    return xp.astype(product(*(xp.astype(x, wide) for x in arrays)), dtype, copy=False)
 
 
 @differentiable
@@ -58,7 +55,10 @@ def matmul(x1, x2, /):
             "the last axis of x1 must match the second-to-last of x2 (the only one of a vector), "
             f"got shapes {x1.shape} and {x2.shape}"
         )
-    return _in_single(namespace(x1, x2).matmul, x1, x2)
+    xp = namespace(x1, x2)
+    if is_device_array(x1):
+        return xp.matmul(x1, x2)  # promotes bfloat16 and accumulates in float32 by itself
+    return _in_single(xp, xp.matmul, x1, x2)
 
 
 def _matmul_rule1(g, x2, x1_shape):
@@ -116,7 +116,8 @@ def vecdot(x1, x2, /, *, axis=-1):
             f"{x2.shape}"
         )
     axis = axis if axis < 0 else axis - x1.ndim
-    return _in_single(functools.partial(namespace(x1, x2).vecdot, axis=axis), x1, x2)
+    xp = namespace(x1, x2)
+    return _in_single(xp, functools.partial(xp.vecdot, axis=axis), x1, x2)
 
 
 def _vecdot_restore(g, x1_shape, x2_shape, axis):
