@@ -15,6 +15,7 @@ from rtxarr.nn._activations import (
     Softplus,
     Tanh,
 )
+from rtxarr.nn._attention import MultiHeadAttention, TransformerBlock
 from rtxarr.nn._containers import Flatten, Sequential
 from rtxarr.nn._conv import (
     Conv1d,
@@ -28,6 +29,7 @@ from rtxarr.nn._dropout import Dropout
 from rtxarr.nn._functional import functional_call
 from rtxarr.nn._linear import Embedding, Linear
 from rtxarr.nn._module import Module
+from rtxarr.nn._norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from rtxarr.nn._parameter import Buffer, Parameter
 from rtxarr.nn._pooling import (
     AdaptiveAvgPool1d,
@@ -41,18 +43,27 @@ from rtxarr.nn._pooling import (
     MaxPool3d,
 )
 from rtxarr.nn._recurrent import GRU, LSTM
+from rtxarr.ops import (
+    accuracy,
+    binary_cross_entropy_with_logits,
+    cosine_similarity,
+    cross_entropy,
+    huber_loss,
+    kl_div,
+    l1_loss,
+    mse_loss,
+    nll_loss,
+    smooth_l1_loss,
+)
 
 __all__ = [
-    "ELU",
-    "GELU",
-    "GRU",
-    "LSTM",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AdaptiveAvgPool3d",
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
+    "BatchNorm",
     "Buffer",
     "Conv1d",
     "Conv2d",
@@ -61,9 +72,15 @@ __all__ = [
     "ConvTranspose2d",
     "ConvTranspose3d",
     "Dropout",
+    "ELU",
     "Embedding",
     "Flatten",
+    "GELU",
+    "GRU",
+    "GroupNorm",
     "Hardswish",
+    "LSTM",
+    "LayerNorm",
     "LeakyReLU",
     "Linear",
     "LogSoftmax",
@@ -72,7 +89,9 @@ __all__ = [
     "MaxPool3d",
     "Mish",
     "Module",
+    "MultiHeadAttention",
     "Parameter",
+    "RMSNorm",
     "ReLU",
     "Sequential",
     "SiLU",
@@ -80,6 +99,17 @@ __all__ = [
     "Softmax",
     "Softplus",
     "Tanh",
+    "TransformerBlock",
+    "accuracy",
+    "binary_cross_entropy_with_logits",
+    "cosine_similarity",
+    "cross_entropy",
     "functional_call",
+    "huber_loss",
     "initializers",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "nll_loss",
+    "smooth_l1_loss",
 ]

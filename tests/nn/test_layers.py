@@ -162,6 +162,10 @@ def test_dropout_rate_is_checked(rate):
 # ------------------------------------------------------------------------ recurrent layers
 
 
+def parts(state):
+    return state if isinstance(state, tuple) else (state,)
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_what_comes_after_the_length_changes_nothing(kind):
     layer = kind(2, 3, n_layers=2, bidirectional=True, **FLOAT64)
@@ -175,7 +179,7 @@ def test_what_comes_after_the_length_changes_nothing(kind):
     assert_close(out[0, 2:], np.zeros((3, 6)), exact=True)
     short, _ = layer(x[:1, :2])
     assert_close(out[0, :2], short[0])
-    for a, b in zip(*(s if isinstance(s, tuple) else (s,) for s in (state, other_state))):
+    for a, b in zip(parts(state), parts(other_state), strict=True):
         assert_close(a, b, exact=True)
     rx.sum(other).backward()
     assert all(np.isfinite(p.grad).all() for p in layer.parameters())
@@ -189,7 +193,7 @@ def test_a_state_continues_a_sequence(kind):
     first, state = layer(x[:, :4])
     second, state = layer(x[:, 4:], state)
     assert_close(rx.concat([first, second], axis=1), whole)
-    for a, b in zip(*(s if isinstance(s, tuple) else (s,) for s in (state, last))):
+    for a, b in zip(parts(state), parts(last), strict=True):
         assert_close(a, b)
 
 
