@@ -8,23 +8,18 @@ from rtxarr.ops._decompose import (
     EighResult,
     EigResult,
     QRResult,
-    SlogdetResult,
     SVDResult,
     cholesky,
-    det,
     eig,
     eigh,
     eigvals,
     eigvalsh,
-    inv,
     matrix_rank,
-    pinv,
     qr,
-    slogdet,
-    solve,
     svd,
     svdvals,
 )
+from rtxarr.ops._inverse import SlogdetResult, det, inv, pinv, slogdet, solve
 from rtxarr.ops._linalg import matmul, tensordot, vecdot
 from rtxarr.ops._manipulate import matrix_transpose
 from rtxarr.ops._matrix import (

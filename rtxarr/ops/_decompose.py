@@ -1,4 +1,4 @@
-"""Decompositions of matrices, what is computed by them, and their derivative rules.
+"""Factorizations and eigenvalues of matrices, and their derivative rules.
 
 Rules use the notation ``A = U S V^H`` and write ``g`` for the gradient, ``^H`` for the conjugate
 transpose. Half-precision matrices are decomposed in float32 and the results rounded once.
@@ -11,7 +11,6 @@ Boeddeker, Hanebrink, Drude, Heymann and Haeb-Umbach, "On the computation of com
 gradients with application to statistically optimum beamforming", 2017, arXiv:1701.00392.
 """
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +19,20 @@ from rtxarr import dtypes
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
-from rtxarr.ops._elementwise import astype, conj, imag, real, where
-from rtxarr.ops._half import widen
+from rtxarr.ops._elementwise import conj, imag, real, where
+from rtxarr.ops._inverse import in_single, solve
 from rtxarr.ops._linalg import matmul
-from rtxarr.ops._manipulate import concat, expand_dims, matrix_transpose
-from rtxarr.ops._matrix import check_matrix, diagonal, places, tril
+from rtxarr.ops._manipulate import concat
+from rtxarr.ops._matrix import (
+    adjoint,
+    check_matrix,
+    column_vectors,
+    diagonal,
+    diagonal_matrix,
+    identity_mask,
+    row_vectors,
+    tril,
+)
 
 
 class EigResult(NamedTuple):
@@ -48,13 +56,6 @@ class QRResult(NamedTuple):
     R: object
 
 
-class SlogdetResult(NamedTuple):
-    """Result of :func:`slogdet`."""
-
-    sign: object
-    logabsdet: object
-
-
 class SVDResult(NamedTuple):
     """Result of :func:`svd`."""
 
@@ -63,254 +64,22 @@ class SVDResult(NamedTuple):
     Vh: object
 
 
-# ----------------------------------------------------------------------------- helpers
-
-
-def _in_single(function):
-    """Give ``function`` half-precision arrays as float32, and round what comes back."""
-
-    @functools.wraps(function)
-    def call(*arrays, **options):
-        if not any(dtypes.is_half(getattr(x, "dtype", None)) for x in arrays):
-            return function(*arrays, **options)
-        out = function(*map(widen, arrays), **options)
-        dtype = dtypes.result_type(*arrays)
-        if not dtypes.is_half(dtype):
-            return out
-        if isinstance(out, tuple):
-            return type(out)(*(_round(part, dtype) for part in out))
-        return _round(out, dtype)
-
-    return call
-
-
-def _round(x, dtype):
-    # Complex results of a real matrix stay complex64: there is no narrower type.
-    return astype(x, dtype) if x.dtype == dtypes.float32 else x
-
-
-def _adjoint(x):
-    return matrix_transpose(conj(x) if dtypes.is_complex(x.dtype) else x)
-
-
-def _eye(x, n):
-    """Give the identity of size ``n`` as a raw mask beside ``x``."""
-    place = places(x, n)
-    return place[:, None] == place[None, :]
-
-
-def _diagonal_matrix(x):
-    return where(_eye(x, x.shape[-1]), expand_dims(x, axis=-2), 0)
-
-
-def _rows(x):
-    """Make row vectors of the vectors in the last axis: scales the columns of a matrix."""
-    return expand_dims(x, axis=-2)
-
-
-def _columns(x):
-    return expand_dims(x, axis=-1)
-
-
 def _over_gaps(x, values):
     """Divide ``x[i, j]`` by ``values[j] - values[i]``; zero on the diagonal.
 
     Equal values give NaN: the vectors that belong to them are not determined, so neither is a
     derivative.
     """
-    gaps = _rows(values) - _columns(values)
+    gaps = row_vectors(values) - column_vectors(values)
     same = raw(gaps) == 0
     quotient = where(same, np.nan, x / where(same, 1, gaps))
-    return where(_eye(values, values.shape[-1]), 0, quotient)
+    return where(identity_mask(values, values.shape[-1]), 0, quotient)
 
 
 def _over(x, size):
     """Divide by ``size``; a zero gives NaN quietly."""
     zero = raw(size) == 0
     return where(zero, np.nan, x / where(zero, 1, size))
-
-
-# ---------------------------------------------------------------- inverses and systems
-
-
-@_in_single
-@differentiable
-def inv(x, /):
-    """Invert each matrix.
-
-    Parameters
-    ----------
-    x : array or Tensor, shape (..., n, n)
-        What a singular matrix gives is up to the library: NumPy raises LinAlgError.
-    """
-    check_matrix(x, square=True)
-    return namespace(x).linalg.inv(x)
-
-
-def _inv_rule(g, out):
-    transposed = matrix_transpose(out)
-    return -matmul(matmul(transposed, g), transposed)
-
-
-inv.defvjps(x=_inv_rule)
-
-
-@_in_single
-@differentiable
-def solve(x1, x2, /):
-    """Solve the linear systems ``x1 @ x = x2``.
-
-    Parameters
-    ----------
-    x1 : array or Tensor, shape (..., n, n)
-    x2 : array or Tensor, shape (n,) or (..., n, k)
-        A single vector, or as many right-hand sides as there are columns. The leading axes
-        of both are broadcast against each other.
-
-    Returns
-    -------
-    array or Tensor, shape (..., n) or (..., n, k)
-    """
-    check_matrix(x1, name="x1", square=True)
-    if x2.ndim == 0 or x2.shape[-2 if x2.ndim > 1 else 0] != x1.shape[-1]:
-        raise ValueError(
-            f"x2 must have {x1.shape[-1]} rows for x1 of shape {x1.shape}, got shape {x2.shape}"
-        )
-    xp = namespace(x1, x2)
-    # CuPy does not broadcast, and a single vector is treated differently by each library.
-    right = x2[:, None] if x2.ndim == 1 else x2
-    stack = np.broadcast_shapes(x1.shape[:-2], right.shape[:-2])
-    left = x1 if x1.shape[:-2] == stack else xp.broadcast_to(x1, stack + x1.shape[-2:])
-    right = right if right.shape[:-2] == stack else xp.broadcast_to(right, stack + right.shape[-2:])
-    out = xp.linalg.solve(left, right)
-    return out[..., 0] if x2.ndim == 1 else out
-
-
-@solve.defvjp
-def _solve_rule(g, out, x1, x2_shape, needs):
-    if len(x2_shape) == 1:
-        g, out = _columns(g), _columns(out)
-    right = solve(matrix_transpose(x1), g)
-    left = -matmul(right, matrix_transpose(out)) if needs[0] else None
-    return left, right[..., 0] if len(x2_shape) == 1 else right
-
-
-@_in_single
-@differentiable
-def det(x, /):
-    """Give the determinant of each matrix.
-
-    Parameters
-    ----------
-    x : array or Tensor, shape (..., n, n)
-
-    Notes
-    -----
-    The gradient is right at singular matrices too; second derivatives need regular ones.
-    """
-    check_matrix(x, square=True)
-    return namespace(x).linalg.det(x)
-
-
-def _det_rule(g, out, x):
-    # The matrix of cofactors is det(A) A^-T. At a singular matrix it is that of a neighbour one
-    # rounding error away: cofactors are polynomials, so they hardly differ.
-    singular = _columns(_columns(raw(out) == 0))
-    nearby = where(singular, x + _rounding_error(x), x)
-    cofactors = _columns(_columns(det(nearby))) * matrix_transpose(inv(nearby))
-    return _columns(_columns(g)) * cofactors
-
-
-def _rounding_error(x):
-    """Give a raw diagonal matrix of the size of the rounding errors of ``x``."""
-    data = raw(x)
-    xp = namespace(data)
-    eye = xp.astype(_eye(data, data.shape[-1]), data.dtype)
-    if data.shape[-1] == 0:
-        return eye
-    info = dtypes.finfo(data.dtype)
-    size = xp.max(xp.abs(data), axis=(-2, -1), keepdims=True)
-    return eye * xp.where(size == 0, info.eps, info.eps * size)
-
-
-det.defvjps(x=_det_rule)
-
-
-@_in_single
-@differentiable(holomorphic=False)
-def slogdet(x, /):
-    """Give sign and logarithm of the absolute value of each determinant.
-
-    Parameters
-    ----------
-    x : array or Tensor, shape (..., n, n)
-
-    Returns
-    -------
-    sign : array or Tensor, shape (...)
-        -1, 0 or 1; of absolute value one (or zero) for complex matrices.
-    logabsdet : array or Tensor of real dtype, shape (...)
-        -inf for a singular matrix, where the gradient is NaN.
-    """
-    check_matrix(x, square=True)
-    return SlogdetResult(*namespace(x).linalg.slogdet(x))
-
-
-@slogdet.defvjp
-def _slogdet_rule(g, out, x):
-    g_sign, g_log = g
-    sign = out[0]
-    factor = 0 if g_log is None else g_log
-    if g_sign is not None and dtypes.is_complex(sign.dtype):
-        # sign = exp(i phase), and the phase is the imaginary part of log(det).
-        factor = factor - 1j * imag(conj(g_sign) * sign)
-    elif g_log is None:
-        return (None,)
-    regular = where(_columns(_columns(raw(sign) == 0)), np.nan, x)
-    return (_columns(_columns(factor)) * _adjoint(inv(regular)),)
-
-
-@_in_single
-@differentiable(holomorphic=False)
-def pinv(x, /, *, rtol=None):
-    """Give the Moore-Penrose pseudo-inverse of each matrix.
-
-    Parameters
-    ----------
-    x : array or Tensor, shape (..., n, m)
-    rtol : float or array, shape (...), optional
-        Singular values at most this fraction of the largest are taken for zero; by default
-        the larger of n and m times the dtype's ``eps``.
-
-    Returns
-    -------
-    array or Tensor, shape (..., m, n)
-
-    Notes
-    -----
-    The derivative is that among matrices of the same rank.
-
-    References
-    ----------
-    Golub and Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares
-    problems whose variables separate", 1973, eq. 4.12.
-    """
-    check_matrix(x)
-    if rtol is None:
-        rtol = max(x.shape[-2:]) * dtypes.finfo(x.dtype).eps
-    return namespace(x).linalg.pinv(x, rtol=rtol)
-
-
-def _pinv_rule(g, out, x):
-    gh, ph = _adjoint(g), _adjoint(out)
-    left = matmul(gh, matmul(out, ph))  # g^H P P^H
-    right = matmul(matmul(ph, out), gh)  # P^H P g^H
-    left = left - matmul(x, matmul(out, left))
-    right = right - matmul(matmul(right, out), x)
-    return left + right - matmul(matmul(ph, g), ph)
-
-
-pinv.defvjps(x=_pinv_rule)
 
 
 # ------------------------------------------------------------------------ factorizations
@@ -332,10 +101,10 @@ def cholesky(x, /, *, upper: bool = False):
     Murray, "Differentiation of the Cholesky decomposition", 2016, arXiv:1602.07527, eq. 10.
     """
     lower = _cholesky(x)
-    return _adjoint(lower) if upper else lower
+    return adjoint(lower) if upper else lower
 
 
-@_in_single
+@in_single
 @differentiable(holomorphic=False)
 def _cholesky(x, /):
     check_matrix(x, square=True)
@@ -343,11 +112,11 @@ def _cholesky(x, /):
 
 
 def _cholesky_rule(g, out):
-    lh = _adjoint(out)
+    lh = adjoint(out)
     inner = 0.5 * _hermitian_from_lower(matmul(lh, g))
     # L^-H inner L^-1, by two systems.
     half = solve(lh, inner)
-    return _adjoint(solve(lh, _adjoint(half)))
+    return adjoint(solve(lh, adjoint(half)))
 
 
 def _hermitian_from_lower(x):
@@ -356,13 +125,13 @@ def _hermitian_from_lower(x):
     middle = diagonal(x)
     if dtypes.is_complex(x.dtype):
         middle = real(middle)
-    return below + _adjoint(below) + _diagonal_matrix(middle)
+    return below + adjoint(below) + diagonal_matrix(middle)
 
 
 _cholesky.defvjps(x=_cholesky_rule)
 
 
-@_in_single
+@in_single
 @differentiable(holomorphic=False)
 def qr(x, /, *, mode="reduced"):
     """Factor each matrix into one with orthonormal columns and an upper triangular one.
@@ -413,17 +182,17 @@ def _qr_rule(g, out, x_shape):
             gr, g_rest = gr[..., :n], gr[..., n:]
             wide = matmul(q, g_rest)
             # R2 = Q^H x2, so its gradient reaches Q as well.
-            share = matmul(matmul(q, rest), _adjoint(g_rest))
+            share = matmul(matmul(q, rest), adjoint(g_rest))
             gq = share if gq is None else gq + share
     inner = 0
     if gr is not None:
-        inner = matmul(r, _adjoint(gr))
+        inner = matmul(r, adjoint(gr))
     if gq is not None:
-        inner = inner - matmul(_adjoint(gq), q)
+        inner = inner - matmul(adjoint(gq), q)
     square = matmul(q, _hermitian_from_lower(inner))
     if gq is not None:
         square = square + gq
-    square = _adjoint(solve(r, _adjoint(square)))  # times R^-H
+    square = adjoint(solve(r, adjoint(square)))  # times R^-H
     if m <= n:
         return (square,)
     if wide is None:
@@ -439,11 +208,11 @@ def _fold_complement(u, gu, k):
     """
     first, rest = u[..., :k], u[..., k:]
     if gu is not None:
-        gu = gu[..., :k] - matmul(rest, matmul(_adjoint(gu[..., k:]), first))
+        gu = gu[..., :k] - matmul(rest, matmul(adjoint(gu[..., k:]), first))
     return first, gu
 
 
-@_in_single
+@in_single
 @differentiable(holomorphic=False)
 def svd(x, /, *, full_matrices=True):
     """Give the singular value decomposition ``x = U @ diag(S) @ Vh`` of each matrix.
@@ -482,33 +251,33 @@ def _svd_rule(g, out, x_shape):
     gu, gs, gvh = g
     u, s, vh = out
     k = s.shape[-1]
-    v = _adjoint(vh)
-    gv = None if gvh is None else _adjoint(gvh)
+    v = adjoint(vh)
+    gv = None if gvh is None else adjoint(gvh)
     u, gu = _fold_complement(u, gu, k) if u.shape[-1] > k else (u, gu)
     v, gv = _fold_complement(v, gv, k) if v.shape[-1] > k else (v, gv)
-    vh = _adjoint(v)
+    vh = adjoint(v)
     if gu is None and gv is None:
-        return (matmul(u * _rows(gs), vh),)
-    inner = 0 if gs is None else _diagonal_matrix(gs)
+        return (matmul(u * row_vectors(gs), vh),)
+    inner = 0 if gs is None else diagonal_matrix(gs)
     outside = 0
     squares = s * s
     if gu is not None:
-        along = matmul(_adjoint(u), gu)
-        inner = inner + _over_gaps(along - _adjoint(along), squares) * _rows(s)
+        along = matmul(adjoint(u), gu)
+        inner = inner + _over_gaps(along - adjoint(along), squares) * row_vectors(s)
         if dtypes.is_complex(along.dtype):
             # The phases of U are fixed by those of V.
-            inner = inner + 1j * _diagonal_matrix(_over(imag(diagonal(along)), s))
+            inner = inner + 1j * diagonal_matrix(_over(imag(diagonal(along)), s))
         if x_shape[-2] > k:
-            outside = outside + matmul(_over(gu - matmul(u, along), _rows(s)), vh)
+            outside = outside + matmul(_over(gu - matmul(u, along), row_vectors(s)), vh)
     if gv is not None:
         along = matmul(vh, gv)
-        inner = inner + _columns(s) * _over_gaps(along - _adjoint(along), squares)
+        inner = inner + column_vectors(s) * _over_gaps(along - adjoint(along), squares)
         if x_shape[-1] > k:
-            outside = outside + matmul(u, _adjoint(_over(gv - matmul(v, along), _rows(s))))
+            outside = outside + matmul(u, adjoint(_over(gv - matmul(v, along), row_vectors(s))))
     return (matmul(matmul(u, inner), vh) + outside,)
 
 
-@_in_single
+@in_single
 @differentiable(holomorphic=False)
 def svdvals(x, /):
     """Give the singular values of each matrix, largest first.
@@ -528,13 +297,13 @@ def svdvals(x, /):
 
 def _svdvals_rule(g, x):
     u, _, vh = svd(x, full_matrices=False)
-    return matmul(u * _rows(g), vh)
+    return matmul(u * row_vectors(g), vh)
 
 
 svdvals.defvjps(x=_svdvals_rule)
 
 
-@_in_single
+@in_single
 @nondifferentiable
 def matrix_rank(x, /, *, rtol=None):
     """Count the singular values that are not negligible.
@@ -564,7 +333,7 @@ def matrix_rank(x, /, *, rtol=None):
 # -------------------------------------------------------------------------- eigenvalues
 
 
-@_in_single
+@in_single
 @differentiable(holomorphic=False)
 def eigh(x, /):
     """Give eigenvalues and eigenvectors of Hermitian matrices.
@@ -598,17 +367,17 @@ def eigh(x, /):
 def _eigh_rule(g, out):
     g_values, g_vectors = g
     values, v = out
-    vh = _adjoint(v)
+    vh = adjoint(v)
     if g_vectors is None:
-        return (matmul(v * _rows(g_values), vh),)
+        return (matmul(v * row_vectors(g_values), vh),)
     along = matmul(vh, g_vectors)
-    inner = _over_gaps(0.5 * (along - _adjoint(along)), values)
+    inner = _over_gaps(0.5 * (along - adjoint(along)), values)
     if g_values is not None:
-        inner = inner + _diagonal_matrix(g_values)
+        inner = inner + diagonal_matrix(g_values)
     return (matmul(matmul(v, inner), vh),)
 
 
-@_in_single
+@in_single
 @differentiable(holomorphic=False)
 def eigvalsh(x, /):
     """Give the eigenvalues of Hermitian matrices, smallest first.
@@ -629,13 +398,13 @@ def eigvalsh(x, /):
 
 def _eigvalsh_rule(g, x):
     v = eigh(x)[1]
-    return matmul(v * _rows(g), _adjoint(v))
+    return matmul(v * row_vectors(g), adjoint(v))
 
 
 eigvalsh.defvjps(x=_eigvalsh_rule)
 
 
-@_in_single
+@in_single
 @differentiable(holomorphic=False)
 def eig(x, /):
     """Give eigenvalues and eigenvectors of square matrices, as complex numbers.
@@ -670,17 +439,17 @@ def eig(x, /):
 def _eig_rule(g, out):
     g_values, g_vectors = g
     values, v = out
-    vh = _adjoint(v)
-    inner = 0 if g_values is None else _diagonal_matrix(g_values)
+    vh = adjoint(v)
+    inner = 0 if g_values is None else diagonal_matrix(g_values)
     if g_vectors is not None:
         along = matmul(vh, g_vectors)
         # Each vector keeps its norm: what would stretch it is taken away.
-        along = along - matmul(vh, v * _rows(real(diagonal(along))))
+        along = along - matmul(vh, v * row_vectors(real(diagonal(along))))
         inner = inner + _over_gaps(along, conj(values))
     return (solve(vh, matmul(inner, vh)),)
 
 
-@_in_single
+@in_single
 @differentiable(holomorphic=False)
 def eigvals(x, /):
     """Give the eigenvalues of square matrices, as complex numbers in no particular order.
@@ -702,8 +471,8 @@ def eigvals(x, /):
 
 def _eigvals_rule(g, x):
     v = eig(x)[1]
-    vh = _adjoint(v)
-    return solve(vh, _columns(g) * vh)
+    vh = adjoint(v)
+    return solve(vh, column_vectors(g) * vh)
 
 
 eigvals.defvjps(x=_eigvals_rule)

@@ -64,7 +64,7 @@ def einsum(subscripts: str, /, *operands):
     terms, result, sizes, steps = _plan(subscripts, tuple(tuple(x.shape) for x in operands))
     if any(x.dtype != operands[0].dtype for x in operands[1:]):
         dtype = dtypes.result_type(*(x.dtype for x in operands))
-        operands = [astype(x, dtype, copy=False) for x in operands]
+        operands = tuple(astype(x, dtype, copy=False) for x in operands)
     pending = []
     for x, term in zip(operands, terms, strict=True):
         x, term = _take_diagonals(x, term)
@@ -73,11 +73,12 @@ def einsum(subscripts: str, /, *operands):
         group = [pending[i] for i in step]
         pending = [part for i, part in enumerate(pending) if i not in step]
         while len(group) > 1:
-            (x1, term1), (x2, term2) = group.pop(0), group.pop(0)
+            (x1, term1), (x2, term2), *group = group
             keep = set(result).union(*(term for _, term in (*group, *pending)))
-            group.insert(0, _multiply(x1, term1, x2, term2, keep))
+            group = [_multiply(x1, term1, x2, term2, keep), *group]
         pending += group
-    x, term = _sum_out(*pending[0], set(result))
+    x, term = pending[0]
+    x, term = _sum_out(x, term, set(result))
     return _reorder(x, term, result)
 
 

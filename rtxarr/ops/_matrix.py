@@ -9,9 +9,9 @@ from rtxarr import dtypes
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
-from rtxarr.ops._elementwise import abs, astype, multiply, where
+from rtxarr.ops._elementwise import abs, astype, conj, multiply, where
 from rtxarr.ops._linalg import matmul
-from rtxarr.ops._manipulate import expand_dims, normalize_axes, reshape
+from rtxarr.ops._manipulate import expand_dims, matrix_transpose, normalize_axes, reshape
 from rtxarr.ops._reduce import max, min, sum
 
 __all__ = ["tril", "triu"]
@@ -31,6 +31,27 @@ def places(x, n):
     """Count from 0 to ``n - 1`` in a raw array on the device of ``x``."""
     data = raw(x)
     return namespace(data).arange(n, device=getattr(data, "device", None))  # dask has none
+
+
+def identity_mask(x, n):
+    """Give the identity of size ``n`` as a raw mask beside ``x``."""
+    place = places(x, n)
+    return place[:, None] == place[None, :]
+
+
+def adjoint(x):
+    """Conjugate and transpose each matrix."""
+    return matrix_transpose(conj(x) if dtypes.is_complex(x.dtype) else x)
+
+
+def row_vectors(x):
+    """Make row vectors of the vectors in the last axis: scales the columns of a matrix."""
+    return expand_dims(x, axis=-2)
+
+
+def column_vectors(x):
+    """Make column vectors of the vectors in the last axis."""
+    return expand_dims(x, axis=-1)
 
 
 # ------------------------------------------------------------------ parts of matrices
@@ -94,6 +115,11 @@ def diagonal(x, /, *, offset: int = 0):
     if length <= 0:
         return flat[..., :0]
     return flat[..., first : first + (length - 1) * (m + 1) + 1 : m + 1]
+
+
+def diagonal_matrix(x):
+    """Put the vectors in the last axis on the diagonals of matrices."""
+    return where(identity_mask(x, x.shape[-1]), expand_dims(x, axis=-2), 0)
 
 
 def _shorter(a, b):
@@ -172,7 +198,7 @@ def matrix_power(x, n: int, /):
     n : int
         Zero gives identities; a negative power is that of the inverse.
     """
-    from rtxarr.ops._decompose import inv
+    from rtxarr.ops._inverse import inv
 
     check_matrix(x, square=True)
     if not isinstance(n, (int, np.integer)):
@@ -194,8 +220,7 @@ def matrix_power(x, n: int, /):
 @nondifferentiable
 def _identities(x):
     xp = namespace(x)
-    place = places(x, x.shape[-1])
-    eye = xp.astype(place[:, None] == place[None, :], x.dtype)
+    eye = xp.astype(identity_mask(x, x.shape[-1]), x.dtype)
     return xp.asarray(xp.broadcast_to(eye, x.shape), copy=True)
 
 
