@@ -251,7 +251,7 @@ mish.defvjps(x=_mish_rule)
 @_activation
 def erf(x, /):
     """Give the error function."""
-    if hasattr(x, "__array_ufunc__"):  # NumPy, CuPy and dask
+    if isinstance(x, np.generic) or hasattr(x, "__array_ufunc__"):  # NumPy, CuPy and dask
         return _device.special(x).erf(x)
     # Another library's array: no copy, and it must be in the host's memory.
     values = _device.special(x).erf(np.from_dlpack(x))
@@ -373,7 +373,7 @@ def _gated(x, axis, activation):
     if n % 2:
         raise ValueError(f"x must have an even length along axis {axis}, got {n}")
     before = (slice(None),) * axis
-    return x[(*before, slice(None, n // 2))] * activation(x[(*before, slice(n // 2, None))])
+    return x[(*before, slice(n // 2), ...)] * activation(x[(*before, slice(n // 2, None), ...)])
 
 
 _GATE_DOC = """

@@ -266,8 +266,10 @@ def binary_cross_entropy_with_logits(logits, targets, *, pos_weight=None, reduct
     array or Tensor, a scalar or the shape of ``logits``
     """
     x, t, dtype = _pair(logits=logits, targets=targets)
-    weight = 1 if pos_weight is None else 1 + (pos_weight - 1) * t
-    return _reduce((1 - t) * x + weight * softplus(-x), reduction, dtype)
+    positive = t * softplus(-x)
+    if pos_weight is not None:
+        positive = pos_weight * positive
+    return _reduce(positive + (1 - t) * softplus(x), reduction, dtype)
 
 
 def mse_loss(prediction, target, *, reduction: str = "mean"):
