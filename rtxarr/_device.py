@@ -11,14 +11,12 @@ import ctypes
 import functools
 import logging
 import os
-import re
+import struct
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import array_api_compat
 import array_api_compat.numpy as _numpy
@@ -26,7 +24,6 @@ import numpy as np
 
 __all__ = [
     "Device",
-    "compile_ptx",
     "current_stream",
     "device",
     "device_of",
@@ -514,6 +511,10 @@ def __getattr__(name: str) -> Any:
         import numba
 
         value = getattr(numba, name)
+    elif name == "nvjitlink":
+        from cuda.bindings import nvjitlink as value
+    elif name == "DynamicLibNotFoundError":
+        from cuda.pathfinder import DynamicLibNotFoundError as value
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
@@ -563,27 +564,30 @@ def _launcher() -> Any:
         raise RuntimeError(_missing_gpu("cuda:0"))
     try:
         from cuda import core
+        from cuda.bindings import driver
     except ImportError:
         raise ImportError(f"GPU kernels need cuda-core: {_INSTALL}") from None
 
     gpu_array = cupy.ndarray
     current_device = cupy.cuda.runtime.getDevice
     current_stream = cupy.cuda.get_current_stream
-    start, streams = core.launch, {0: core.LEGACY_DEFAULT_STREAM}
-    kernels: dict[tuple, Any] = {}
-    configs: dict[tuple, Any] = {}
+    start = driver.cuLaunchKernel
+    kernels: dict[tuple, _Loaded] = {}
+    shapes: dict[tuple, tuple | None] = {}
     thread = threading.local()
 
     def launch(kernel, n_threads_or_grid, args, block):
         try:
-            config = configs[n_threads_or_grid, block]
+            shape = shapes[n_threads_or_grid, block]
         except KeyError:
-            if len(configs) >= 4096:
-                configs.clear()
+            if len(shapes) >= 4096:
+                shapes.clear()
             shape = launch_shape(n_threads_or_grid, block)
-            config = shape and core.LaunchConfig(grid=shape[0], block=shape[1])
-            configs[n_threads_or_grid, block] = config
-        if config is None:
+            if shape is not None:
+                shape = tuple(part + (1,) * (3 - len(part)) for part in shape)
+                shape = shape[0] + shape[1]
+            shapes[n_threads_or_grid, block] = shape
+        if shape is None:
             return
         device_id = current_device()
         key = [kernel, device_id]
@@ -592,10 +596,10 @@ def _launcher() -> Any:
             kind = type(x)
             if kind is gpu_array:
                 # numba's array argument: no owner, then size, itemsize, address, shape, strides.
-                dtype, shape, memory = x.dtype, x.shape, x.data
-                key += (dtype, len(shape), x._c_contiguous, memory.device_id)
+                dtype, lengths, memory = x.dtype, x.shape, x.data
+                key += (dtype, len(lengths), x._c_contiguous, memory.device_id)
                 flat += (0, 0, x.size, dtype.itemsize, memory.ptr)
-                flat += shape
+                flat += lengths
                 flat += x.strides
             else:
                 key.append(kind)
@@ -609,17 +613,39 @@ def _launcher() -> Any:
         if getattr(thread, "device_id", None) != device_id:
             core.Device(device_id).set_current()
             thread.device_id = device_id
-        pointer = current_stream().ptr
+            thread.packed = {}
+        # The driver copies the arguments out of this buffer before it returns.
         try:
-            on = streams[pointer]
+            packed = thread.packed[loaded.layout]
         except KeyError:
-            if len(streams) >= 64:
-                streams.clear()
-                streams[0] = core.LEGACY_DEFAULT_STREAM
-            on = streams[pointer] = core.Stream.from_handle(pointer)
-        start(on, config, loaded, *flat)
+            packed = thread.packed[loaded.layout] = _Packed(loaded.layout)
+        packed.write(packed.buffer, 0, *flat)
+        error = start(loaded.handle, *shape, 0, current_stream().ptr, packed.address, 0)[0]
+        if error:
+            raise RuntimeError(f"cuLaunchKernel failed with {error.name}")
 
     return launch
+
+
+class _Loaded(NamedTuple):
+    """A kernel on a GPU: its handle, how its arguments lie, and what keeps it loaded."""
+
+    handle: Any
+    layout: str
+    owner: Any
+
+
+class _Packed:
+    """Arguments of a kernel in 8-byte slots, and the pointers to them that the driver wants."""
+
+    def __init__(self, layout: str) -> None:
+        packer = struct.Struct(layout)
+        n = packer.size // 8
+        self.write = packer.pack_into
+        self.buffer = (ctypes.c_uint64 * n)()
+        first = ctypes.addressof(self.buffer)
+        self._pointers = (ctypes.c_void_p * n)(*(first + 8 * i for i in range(n)))
+        self.address = ctypes.addressof(self._pointers)
 
 
 def launch_shape(n: int | tuple, block: int | tuple | None) -> tuple[tuple, tuple] | None:
@@ -650,124 +676,12 @@ def _launch_simulated(kernel: Any, n: int | tuple, args: tuple, block: int | tup
     kernel[shape](*(x.view(np.uint16) if getattr(x, "dtype", None) in _HALF else x for x in args))
 
 
-# A description of one argument: (dtype name, dimensions, "C" or "A"), or a scalar's dtype name.
-Signature = tuple[str | tuple[str, int, str], ...]
-
-
-def signature_of(args: tuple) -> Signature:
-    """Describe arguments of ``launch`` the way ``compile_ptx`` wants them."""
-    return tuple(_describe(x) for x in args)
-
-
-def _describe(x: Any) -> str | tuple[str, int, str]:
-    if isinstance(x, (bool, int, float)):
-        return {bool: "bool", int: "int64", float: "float64"}[type(x)]
-    if isinstance(x, np.generic):
-        return x.dtype.name
-    if is_array(x):
-        return x.dtype.name, x.ndim, "C" if x.flags.c_contiguous else "A"
-    raise TypeError(f"a kernel takes arrays and numbers, got {type(x).__name__}")
-
-
-def _numba_type(described: str | tuple[str, int, str]) -> Any:
-    from numba import types
-
-    if isinstance(described, str):
-        return types.boolean if described == "bool" else getattr(types, described)
-    name, n_dims, layout = described
-    element = "uint16" if name in _HALF else {"bool": "boolean"}.get(name, name)
-    array: Any = types.Array
-    return array(getattr(types, element), n_dims, layout)
-
-
-def compile_ptx(kernel: Any, args_signature: Signature, cc: tuple[int, int]) -> tuple[str, str]:
-    """Compile ``kernel`` to PTX; needs no GPU and no driver.
-
-    Parameters
-    ----------
-    kernel : function or ``cuda.jit`` dispatcher
-    args_signature : tuple
-        For each argument ``(dtype name, n_dims, "C" or "A")``, or a scalar's dtype name: what
-        ``signature_of(args)`` gives.
-    cc : tuple of int
-        Compute capability, such as (9, 0).
-
-    Returns
-    -------
-    name, ptx : str
-        The entry point's name and the text.
-    """
-    from numba import types
-
-    cuda = sys.modules[__name__].cuda
-    options = getattr(kernel, "targetoptions", {})
-    options = {name: options[name] for name in ("fastmath", "launch_bounds") if options.get(name)}
-    with _compiling_for(cc):
-        ptx, _ = cuda.compile(
-            getattr(kernel, "py_func", kernel),
-            types.void(*map(_numba_type, args_signature)),
-            device=False,
-            abi="numba",
-            cc=cc,
-            **options,
-        )
-    (name,) = re.findall(r"\.visible \.entry (\w+)", ptx)
-    return name, ptx
-
-
-_compile_lock = threading.Lock()
-
-
-@contextmanager
-def _compiling_for(cc: tuple[int, int]) -> Iterator[None]:
-    """Let device functions compile for ``cc`` too.
-
-    numba asks the current GPU for their architecture even when one is given for the kernel.
-    """
-    from numba.cuda import dispatcher
-
-    with _compile_lock:
-        asked = dispatcher.get_current_device
-        dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
-        try:
-            yield
-        finally:
-            dispatcher.get_current_device = asked
-
-
-def assemble(ptx: str, cc: tuple[int, int]) -> tuple[bytes, str]:
-    """Assemble PTX to a cubin with nvJitLink; needs no GPU and no driver.
-
-    Doing so here rather than in the driver lets a toolkit newer than the driver work.
-
-    Returns
-    -------
-    cubin : bytes
-    log : str
-        The assembler's report: registers and spilled bytes.
-    """
-    from cuda.bindings import nvjitlink
-
-    handle = nvjitlink.create(2, [f"-arch=sm_{cc[0]}{cc[1]}", "-verbose"])
-    try:
-        text = ptx.encode() + b"\0"
-        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, text, len(text), "kernel")
-        nvjitlink.complete(handle)
-        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
-        nvjitlink.get_linked_cubin(handle, cubin)
-        log = bytearray(nvjitlink.get_info_log_size(handle))
-        if log:
-            nvjitlink.get_info_log(handle, log)
-    finally:
-        nvjitlink.destroy(handle)
-    return bytes(cubin), log.decode(errors="replace").rstrip("\0")
-
-
-def _load_kernel(kernel: Any, args: tuple, device_id: int) -> Any:
-    """Return the loaded ``cuda.core`` kernel, from the disk cache or freshly compiled."""
+def _load_kernel(kernel: Any, args: tuple, device_id: int) -> _Loaded:
+    """Load a kernel on a GPU, from the disk cache or freshly compiled."""
     from cuda import core
+    from cuda.bindings import driver
 
-    from rtxarr import _kernel_cache
+    from rtxarr import _compile, _kernel_cache
 
     for x in args:
         if is_device_array(x) and x.data.device_id != device_id:
@@ -780,7 +694,7 @@ def _load_kernel(kernel: Any, args: tuple, device_id: int) -> Any:
     gpu = core.Device(device_id)
     gpu.set_current()
     cc = tuple(gpu.compute_capability)
-    signature = signature_of(args)
+    signature = _compile.signature_of(args)
     options = getattr(kernel, "targetoptions", {})
     key = _kernel_cache.fingerprint(
         kernel,
@@ -792,19 +706,11 @@ def _load_kernel(kernel: Any, args: tuple, device_id: int) -> Any:
     )
     found = _kernel_cache.load(key)
     if found is None:
-        name, ptx = compile_ptx(kernel, signature, cc)
-        found = name, _machine_code(ptx, cc)
+        name, ptx = _compile.compile_ptx(kernel, signature, cc)
+        found = name, _compile.machine_code(ptx, cc)
         _kernel_cache.store(key, *found)
     name, code = found
     load = core.ObjectCode.from_cubin if code[:4] == b"\x7fELF" else core.ObjectCode.from_ptx
-    return load(code).get_kernel(name)
-
-
-def _machine_code(ptx: str, cc: tuple[int, int]) -> bytes:
-    from cuda.pathfinder import DynamicLibNotFoundError
-
-    try:
-        return assemble(ptx, cc)[0]
-    except (ImportError, DynamicLibNotFoundError) as error:
-        _log.warning("no nvJitLink (%s): the driver assembles kernels when they are loaded", error)
-        return ptx.encode()
+    loaded = load(code).get_kernel(name)
+    handle = driver.CUfunction(int(loaded.handle))
+    return _Loaded(handle, _compile.argument_layout(signature), loaded)

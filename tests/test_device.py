@@ -1,9 +1,11 @@
 """Namespaces, devices and launches; without a GPU the launcher runs against stand-ins for it."""
 
+import ctypes
 import importlib.util
 import logging
 import math
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rtxarr import _device, _kernel_cache
+from rtxarr import _compile, _device, _kernel_cache
 from rtxarr._device import (
     Device,
     device,
@@ -264,9 +266,9 @@ def test_impossible_launch_shapes_are_refused():
 def test_signatures():
     args = (np.ones((2, 3), "f4"), np.ones((2, 3), "f4").T, 1, 2.0, True, np.uint8(3))
     want = (("float32", 2, "C"), ("float32", 2, "A"), "int64", "float64", "bool", "uint8")
-    assert _device.signature_of(args) == want
+    assert _compile.signature_of(args) == want
     with pytest.raises(TypeError, match="a kernel takes arrays and numbers, got list"):
-        _device.signature_of(([1],))
+        _compile.signature_of(([1],))
 
 
 # ------------------------------------------------------------------- the launcher without a GPU
@@ -295,8 +297,11 @@ def stand_in(monkeypatch, tmp_path):
     """Put stand-ins where the launcher would touch a driver; give what it did."""
     import cupy
     from cuda import core
+    from cuda.bindings import driver
 
-    done = SimpleNamespace(launches=[], loaded=[], stream=SimpleNamespace(ptr=0), device=0)
+    done = SimpleNamespace(
+        n_bytes=8, launches=[], loaded=[], stream=SimpleNamespace(ptr=0), device=0
+    )
     runtime = SimpleNamespace(getDevice=lambda: done.device)
     library = SimpleNamespace(
         ndarray=cupy.ndarray,
@@ -305,11 +310,22 @@ def stand_in(monkeypatch, tmp_path):
 
     def load(cubin):
         done.loaded.append(cubin)
-        return SimpleNamespace(get_kernel=lambda name: name)
+        # The number stands for the kernel: which one it is, of those loaded.
+        return SimpleNamespace(get_kernel=lambda name: SimpleNamespace(handle=len(done.loaded)))
+
+    def start(handle, *rest):
+        *shape, shared, stream, pointers, extra = rest
+        assert shared == extra == 0
+        first = ctypes.c_void_p.from_address(pointers).value
+        slots = bytes((ctypes.c_char * done.n_bytes).from_address(first))
+        done.launches.append(
+            SimpleNamespace(handle=int(handle), shape=tuple(shape), stream=stream, slots=slots)
+        )
+        return (0,)
 
     monkeypatch.setattr(_device, "_cupy", lambda: library)
     monkeypatch.setattr(_device, "_gpu_count", lambda: 2)
-    monkeypatch.setattr(core, "launch", lambda *args: done.launches.append(args))
+    monkeypatch.setattr(driver, "cuLaunchKernel", start)
     gpu = SimpleNamespace(set_current=lambda: None, compute_capability=(9, 0))
     monkeypatch.setattr(core, "Device", lambda index: gpu)
     monkeypatch.setattr(core, "ObjectCode", SimpleNamespace(from_cubin=load, from_ptx=load))
@@ -332,17 +348,18 @@ def gpu_array(host, index=0):
 def test_launch_passes_numbas_arguments(stand_in, kernel_globals):
     host = np.ones((4, 6), np.float32)
     x, y = gpu_array(host), gpu_array(host[::2, ::3])
+    stand_in.n_bytes = 8 * 21
     _device.launch(scale, 1000, (x, y, 7, np.float32(2), True))
-    stream, config, kernel, *flat = stand_in.launches[0]
+    (done,) = stand_in.launches
     address = host.ctypes.data
-    assert flat == [
+    assert struct.unpack("=18qqf4x?7x", done.slots) == (
         *(0, 0, 24, 4, address, 4, 6, 24, 4),
         *(0, 0, 4, 4, address, 2, 2, 48, 12),
-        *(7, np.float32(2), True),
-    ]  # fmt: skip
-    assert (config.grid, config.block) == ((4, 1, 1), (256, 1, 1))
-    assert int(stream.handle) == 1  # the legacy default stream
-    assert kernel.startswith("_Z")
+        *(7, 2.0, True),
+    )  # fmt: skip
+    assert done.shape == (4, 1, 1, 256, 1, 1)
+    assert done.stream == 0
+    assert done.handle == 1
 
 
 @needs_cuda_packages
@@ -367,8 +384,7 @@ def test_launch_follows_the_current_stream(stand_in, kernel_globals):
     for pointer in (0, 4096, 0, 8192, 4096):
         stand_in.stream.ptr = pointer
         _device.launch(add, 6, (x, x, x))
-    handles = [int(args[0].handle) for args in stand_in.launches]
-    assert handles == [1, 4096, 1, 8192, 4096]
+    assert [done.stream for done in stand_in.launches] == [0, 4096, 0, 8192, 4096]
 
 
 @needs_cuda_packages
@@ -400,8 +416,8 @@ def test_compiled_kernels_outlive_the_process(stand_in, kernel_globals, tmp_path
         _device.launch(add, 6, (x, x, x))
 
     compiled = []
-    real = _device.compile_ptx
-    monkeypatch.setattr(_device, "compile_ptx", lambda *a: compiled.append(a) or real(*a))
+    real = _compile.compile_ptx
+    monkeypatch.setattr(_compile, "compile_ptx", lambda *a: compiled.append(a) or real(*a))
     restart()
     assert compiled == []
     assert stand_in.loaded[1] == stand_in.loaded[0]
@@ -419,7 +435,7 @@ def test_without_nvjitlink_the_driver_assembles(stand_in, kernel_globals, monkey
     def missing(ptx, cc):
         raise ImportError("no nvjitlink")
 
-    monkeypatch.setattr(_device, "assemble", missing)
+    monkeypatch.setattr(_compile, "assemble", missing)
     x = gpu_array(np.ones(6, np.float32))
     _device.launch(add, 6, (x, x, x))
     assert b".visible .entry" in stand_in.loaded[0]

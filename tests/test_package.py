@@ -19,6 +19,7 @@ DOMAINS = ("geom", "diffuse", "rl", "multimodal", "privacy", "robust", "compress
 # A module may use the rooms of its own rank and of lower ranks.
 RANKS = {
     "_checks": 0,
+    "_compile": 0,
     "_device": 0,
     "_kernel_cache": 0,
     "dtypes": 1,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rtxarr.kernels
-from rtxarr import _device
+from rtxarr import _compile
 from rtxarr.kernels import philox
 
 pytestmark = [
@@ -132,7 +132,7 @@ def parameter_types(signature):
 @pytest.mark.parametrize("module", CASES)
 def test_kernels_compile_and_assemble(module, cc):
     for title, kernel, signature in CASES[module]():
-        entry, ptx = _device.compile_ptx(kernel, signature, cc)
+        entry, ptx = _compile.compile_ptx(kernel, signature, cc)
         header = ptx[ptx.index(f".entry {entry}(") :].split(")", 1)[0]
         assert re.findall(r"\.param \.(\w+)", header) == parameter_types(signature), title
         assert not re.search(r"^\s*call", ptx, re.MULTILINE), f"{title} calls a function"
@@ -141,7 +141,7 @@ def test_kernels_compile_and_assemble(module, cc):
             assert not re.search(r"\b(add|sub|mul|div|fma|sqrt|cvt\S*)\.\S*f64", ptx), title
         if "philox" in module:
             assert "fma" not in ptx, f"{title} contracts a product and a sum"
-        cubin, log = _device.assemble(ptx, cc)
+        cubin, log = _compile.assemble(ptx, cc)
         assert cubin[:4] == b"\x7fELF"
         spills = re.findall(r"(\d+) bytes spill", log)
         assert spills, f"the assembler's report lacks spills: {log}"
@@ -152,7 +152,7 @@ def test_wide_kernels_move_16_bytes():
     loads = {"float32": "ld.global.nc.v4.f32", "float16": "ld.global.nc.v4.b32"}
     for title, kernel, signature in segment_cases():
         if "-wide-rows" in title:
-            ptx = _device.compile_ptx(kernel, signature, (9, 0))[1]
+            ptx = _compile.compile_ptx(kernel, signature, (9, 0))[1]
             name = signature[0][0]
             assert loads.get(name, loads["float16"]) in ptx, title
             assert "st.global.v4" in ptx, title
