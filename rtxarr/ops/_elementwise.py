@@ -294,7 +294,22 @@ signbit = _unary("signbit", "Tell whether the sign bit is set.")
 floor = _unary("floor", "Round down.")
 ceil = _unary("ceil", "Round up.")
 trunc = _unary("trunc", "Round towards zero.")
-round = _unary("round", "Round to the nearest integer, halves to even.")
+
+
+@nondifferentiable
+def round(x, /):
+    """Round to the nearest integer, halves to even.
+
+    Parameters
+    ----------
+    x : array or Tensor, any shape
+    """
+    xp = namespace(x)
+    out = xp.round(x)
+    # CuPy gives float32 for bfloat16.
+    return out if getattr(x, "dtype", out.dtype) == out.dtype else xp.astype(out, x.dtype)
+
+
 nextafter = _binary("nextafter", "Give the next representable value from ``x1`` towards ``x2``.")
 
 # --------------------------------------------------------------------- complex
@@ -343,6 +358,8 @@ def where(condition, x1, x2, /):
     """
     if getattr(x1, "dtype", None) in _BFLOAT16 or getattr(x2, "dtype", None) in _BFLOAT16:
         x1, x2 = _align(x1, x2)
+        # CuPy gives float32 for two bfloat16 arrays.
+        return namespace(x1).where(condition, x1, x2).astype(x1.dtype, copy=False)
     return namespace(condition, x1, x2).where(condition, x1, x2)
 
 

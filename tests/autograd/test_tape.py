@@ -300,6 +300,7 @@ def test_a_long_chain_is_released_without_recursion():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:cupyx.allow_synchronize")
 def test_forward_and_backward_do_not_wait_for_the_device():
     cupyx = pytest.importorskip("cupyx")
     with rx.device("cuda:0"):
