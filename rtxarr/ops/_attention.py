@@ -86,7 +86,9 @@ def _attention(q, k, v, mask, kept, /, *, causal, offset, scale, rate):
     """Give the attention of the queries, and the logarithms of their sums of exponentials."""
     xp = namespace(q, k, v, mask)
     dtype = result_type(q.dtype, k.dtype, v.dtype)
-    out = xp.zeros((*q.shape[:-1], v.shape[-1]), dtype=dtype)
+    # Heads lie behind the queries in memory, so that joining them for what follows takes no copy.
+    shape = (q.shape[0], q.shape[3], *q.shape[1:3], v.shape[-1])
+    out = xp.moveaxis(xp.zeros(shape, dtype=dtype), 1, 3)
     lse = xp.full(q.shape[:-1], -np.inf, dtype=accumulator(dtype))
     for batch, blocks in _blocks(q, k, causal, offset):
         for rows, n_keys in blocks:
