@@ -130,7 +130,8 @@ def _starting_gradient(tensor, grad):
         grad = xp.asarray(grad, dtype=None if hasattr(grad, "dtype") else data.dtype)
     if grad.shape != data.shape:
         raise ValueError(f"grad must have the output's shape {data.shape}, got {grad.shape}")
-    return grad
+    # A real one for a complex output would pass the conjugations by.
+    return grad if grad.dtype == data.dtype else _cast(grad, data.dtype)
 
 
 def reaches_other_leaves(outputs, inputs):

@@ -654,3 +654,9 @@ def test_per_sample_gradients_without_a_rule_name_the_operation():
     w = leaf([1.0, 2.0])
     with pytest.raises(TypeError, match=r"multiply\(\) has no per-sample rule for 'x2'"):
         rx.autograd.per_sample_gradients(rx.sum(rx.ones((3, 2), device="cpu") * w), [w])
+
+
+def test_a_real_gradient_may_be_given_for_a_complex_output():
+    z = rx.Tensor(np.asarray([1 + 2j, 3j]), requires_grad=True)
+    (z * z).backward(np.ones(2))
+    assert_close(z.grad, np.asarray([2 - 4j, -6j]))
