@@ -14,12 +14,12 @@ BIAS = rng.standard_normal(6)
 CASES = {
     "lstm_scan": [
         (lstm_scan, LSTM_ARGS),
-        (lambda *args: lstm_scan(*args, KEPT, reverse=True), LSTM_ARGS),
-        (lambda *args: lstm_scan(*args, KEPT)[0], LSTM_ARGS),
+        (lambda *args: lstm_scan(*args, reverse=True), (*LSTM_ARGS, KEPT)),
+        (lambda *args: lstm_scan(*args)[0], (*LSTM_ARGS, KEPT)),
     ],
     "gru_scan": [
         (gru_scan, (*GRU_ARGS, BIAS)),
-        (lambda *args: gru_scan(*args, KEPT, reverse=True), (*GRU_ARGS, BIAS)),
-        (lambda *args: gru_scan(*args, None, KEPT)[0], GRU_ARGS),
+        (lambda *args: gru_scan(*args, reverse=True), (*GRU_ARGS, BIAS, KEPT)),
+        (lambda *args: gru_scan(*args)[0], (*GRU_ARGS, None, KEPT)),
     ],
 }
