@@ -11,6 +11,7 @@ import rtxarr as rx
 from rtxarr.autograd._op import OPS
 from rtxarr.autograd._tape import Node
 from rtxarr.autograd._tree import flatten
+from rtxarr.dtypes import is_inexact
 from rtxarr.testing import gradcheck, gradgradcheck
 
 # Operations register themselves when their module is imported.
@@ -63,9 +64,7 @@ def test_gradients_of_first_and_second_order(name, which, device):
     args = [rx.asarray(a, device=device) if isinstance(a, np.ndarray) else a for a in args]
     with rx.device(device):
         tracked = [
-            rx.Tensor(a, requires_grad=True)
-            if rx.isdtype(a.dtype, ("real floating", "complex floating"))
-            else a
+            rx.Tensor(a, requires_grad=True) if a is not None and is_inexact(a.dtype) else a
             for a in args
         ]
         with np.errstate(all="ignore"):
