@@ -1,10 +1,10 @@
 """Peak memory of a transformer's training step, against PyTorch on the same device.
 
-Six pre-norm blocks between an embedding and a projection to the vocabulary, causal, with dropout;
-a step is forward, cross entropy, backward and AdamW. Each side runs in a process of its own and is
-measured by its own allocator, from before the model is made: NumPy by tracemalloc, CuPy by a memory
-hook, PyTorch by its profiler on the CPU and by `max_memory_allocated` on a GPU. The peak is that of
-the third step, when the optimizer's state is there.
+Six pre-norm blocks between an embedding and a projection to the vocabulary, causal, without and
+with dropout; a step is forward, cross entropy, backward and AdamW. Each side runs in a process of
+its own and is measured by its own allocator, from before the model is made: NumPy by tracemalloc,
+CuPy by a memory hook, PyTorch by its profiler on the CPU and by `max_memory_allocated` on a GPU.
+The peak is that of the third step, when the optimizer's state is there.
 """
 
 import argparse
@@ -18,7 +18,7 @@ SIZES = {
 }
 N_LAYERS = 6
 N_STEPS = 3
-DROPOUT = 0.1
+RATES = (0.0, 0.1)
 
 
 def tokens(sizes):
@@ -32,7 +32,7 @@ def tokens(sizes):
 # ------------------------------------------------------------------------------------- rtxarr
 
 
-def rtxarr_peak(device, sizes):
+def rtxarr_peak(device, sizes, dropout):
     import rtxarr as rx
     from rtxarr import nn, optim
 
@@ -41,7 +41,7 @@ def rtxarr_peak(device, sizes):
             d = sizes["d_model"]
             self.embedding = nn.Embedding(sizes["vocabulary"], d)
             self.blocks = [
-                nn.TransformerBlock(d, sizes["n_heads"], causal=True, dropout=DROPOUT)
+                nn.TransformerBlock(d, sizes["n_heads"], causal=True, dropout=dropout)
                 for _ in range(N_LAYERS)
             ]
             self.norm = nn.LayerNorm(d)
@@ -70,6 +70,7 @@ def rtxarr_peak(device, sizes):
     if device == "cpu":
         import tracemalloc
 
+        train(lambda: None)  # imports and compiles, which tracemalloc would count too
         tracemalloc.start()
         loss = train(tracemalloc.reset_peak)
         return tracemalloc.get_traced_memory()[1], loss
@@ -98,7 +99,7 @@ def rtxarr_peak(device, sizes):
 # -------------------------------------------------------------------------------------- torch
 
 
-def torch_peak(device, sizes):
+def torch_peak(device, sizes, dropout):
     import torch
     from torch import nn
 
@@ -112,7 +113,7 @@ def torch_peak(device, sizes):
             self.query, self.key, self.value = (nn.Linear(d, d) for _ in range(3))
             self.out = nn.Linear(d, d)
             self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
-            self.dropout = nn.Dropout(DROPOUT)
+            self.dropout = nn.Dropout(dropout)
 
         def attend(self, x):
             batch, seq_len, d = x.shape
@@ -121,7 +122,7 @@ def torch_peak(device, sizes):
                 for layer in (self.query, self.key, self.value)
             )
             y = nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, dropout_p=DROPOUT
+                q, k, v, is_causal=True, dropout_p=dropout
             )
             return self.out(y.transpose(1, 2).reshape(batch, seq_len, d))
 
@@ -174,12 +175,12 @@ def torch_peak(device, sizes):
 # ------------------------------------------------------------------------------------- report
 
 
-def run(side, device):
+def run(side, device, dropout):
     """Measure one side in a fresh process; None when it is not installed."""
     command = [sys.executable, __file__, "--side", side, "--device", device]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([*command, "--dropout", str(dropout)], capture_output=True, text=True)
     if done.returncode:
-        print(done.stderr.splitlines()[-1] if done.stderr else f"{side} failed")
+        print(f"{side}:", done.stderr.splitlines()[-1] if done.stderr else "failed")
         return None
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -201,24 +202,30 @@ def main():
     parser.add_argument("--device", help="cpu or cuda; all there are by default")
     parser.add_argument("--json", help="also write the figures to this file")
     parser.add_argument("--side", choices=["rtxarr", "torch"], help=argparse.SUPPRESS)
+    parser.add_argument("--dropout", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         measure = rtxarr_peak if options.side == "rtxarr" else torch_peak
-        peak, loss = measure(options.device, SIZES[options.device])
+        peak, loss = measure(options.device, SIZES[options.device], options.dropout)
         print(json.dumps({"peak_bytes": peak, "loss": loss}))
         return
 
     import rtxarr as rx
 
-    found = ["cpu", *(["cuda"] if len(rx.devices()) > 1 else [])]
-    report = {"versions": versions(), "n_layers": N_LAYERS, "devices": {}}
-    print(f"{'device':8} {'rtxarr MiB':>12} {'torch MiB':>12} {'ratio':>7}   goal: at most 1.05")
-    for device in [options.device] if options.device else found:
-        sides = {side: run(side, device) for side in ("rtxarr", "torch")}
-        report["devices"][device] = {"sizes": SIZES[device], **sides}
-        mib = [s["peak_bytes"] / 2**20 if s else float("nan") for s in sides.values()]
-        ratio = report["devices"][device]["ratio"] = mib[0] / mib[1]
-        print(f"{device:8} {mib[0]:12.1f} {mib[1]:12.1f} {ratio:7.3f}")
+    devices = ["cpu", *(["cuda"] if len(rx.devices()) > 1 else [])]
+    report = {"versions": versions(), "n_layers": N_LAYERS, "sizes": SIZES, "cases": []}
+    print("peak MiB of a training step; goal: at most 1.05 times torch's")
+    print(f"{'device':8} {'dropout':>8} {'rtxarr':>10} {'torch':>10} {'ratio':>7}")
+    for device in [options.device] if options.device else devices:
+        for dropout in RATES:
+            sides = {side: run(side, device, dropout) for side in ("rtxarr", "torch")}
+            case = {"device": device, "dropout": dropout, **sides, "ratio": None}
+            mib = [f"{s['peak_bytes'] / 2**20:.1f}" if s else "-" for s in sides.values()]
+            if all(sides.values()):
+                case["ratio"] = sides["rtxarr"]["peak_bytes"] / sides["torch"]["peak_bytes"]
+            report["cases"].append(case)
+            ratio = f"{case['ratio']:.3f}" if case["ratio"] else "-"
+            print(f"{device:8} {dropout:8} {mib[0]:>10} {mib[1]:>10} {ratio:>7}")
     if options.json:
         with open(options.json, "w") as file:
             json.dump(report, file, indent=1)

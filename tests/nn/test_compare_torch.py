@@ -215,3 +215,181 @@ def test_recurrent_layers_with_lengths(name, bidirectional):
 
     ours = WithState(layer, lengths=lengths)
     compare(ours, Packed(), draw(3, 5, 3), *starts(layer, 3), pairs=pairs)
+
+
+def test_layer_norm():
+    import torch
+
+    theirs = torch.nn.LayerNorm(5, dtype=torch.float64)
+    compare(nn.LayerNorm(5, **FLOAT64), theirs, draw(2, 3, 5))
+
+
+def test_rms_norm():
+    import torch
+
+    theirs = torch.nn.RMSNorm(5, eps=1e-6, dtype=torch.float64)
+    compare(nn.RMSNorm(5, **FLOAT64), theirs, draw(2, 3, 5))
+
+
+def test_group_norm():
+    import torch
+
+    theirs = torch.nn.GroupNorm(2, 6, dtype=torch.float64)
+    compare(nn.GroupNorm(2, 6, **FLOAT64), theirs, draw(3, 6, 4, 5))
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5), (2, 3, 2, 2, 3)])
+def test_batch_norm_and_its_running_averages(shape):
+    import torch
+
+    layer = nn.BatchNorm(3, momentum=0.3, **FLOAT64)
+    kind = {2: "BatchNorm1d", 3: "BatchNorm1d", 4: "BatchNorm2d", 5: "BatchNorm3d"}[len(shape)]
+    theirs = getattr(torch.nn, kind)(3, momentum=0.3, dtype=torch.float64)
+    for seed in range(3):
+        compare(layer, theirs, draw(*shape, seed=seed) * 2 + 1)
+        layer.zero_grad()
+        theirs.zero_grad()
+    assert_close(layer.running_mean, theirs.running_mean.numpy())
+    assert_close(layer.running_var, theirs.running_var.numpy())
+    layer.eval()
+    theirs.eval()
+    compare(layer, theirs, draw(*shape, seed=9))
+    assert_close(layer.running_mean, theirs.running_mean.numpy())
+
+
+class SplitProjections:
+    """PyTorch's attention, whose query, key and value weights are one parameter."""
+
+    def __init__(self, theirs, layer, prefix=""):
+        import torch
+
+        self.theirs = theirs
+        weights, biases = [], []
+        for seed, name in enumerate(("query", "key", "value")):
+            part = getattr(layer, name)
+            part.weight.assign(draw(*part.weight.shape, seed=seed) / 2)
+            part.bias.assign(draw(*part.bias.shape, seed=seed + 5))
+            weights.append(torch.tensor(part.weight.data))
+            biases.append(torch.tensor(part.bias.data))
+        with torch.no_grad():
+            theirs.in_proj_weight.copy_(torch.cat(weights))
+            theirs.in_proj_bias.copy_(torch.cat(biases))
+            theirs.out_proj.weight.copy_(torch.tensor(layer.out.weight.data))
+            theirs.out_proj.bias.copy_(torch.tensor(layer.out.bias.data))
+
+    def check_gradients(self, layer):
+        parts = [getattr(layer, name) for name in ("query", "key", "value")]
+        weights = np.concatenate([p.weight.grad for p in parts])
+        biases = np.concatenate([p.bias.grad for p in parts])
+        assert_close(weights, self.theirs.in_proj_weight.grad.numpy(), rtol=1e-8, atol=1e-9)
+        assert_close(biases, self.theirs.in_proj_bias.grad.numpy(), rtol=1e-8, atol=1e-9)
+        out = self.theirs.out_proj
+        assert_close(layer.out.weight.grad, out.weight.grad.numpy(), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("masked", ["all", "causal", "bool", "added"])
+def test_self_attention(masked):
+    import torch
+
+    layer = nn.MultiHeadAttention(6, 3, causal=masked == "causal", **FLOAT64)
+    theirs = torch.nn.MultiheadAttention(6, 3, batch_first=True, dtype=torch.float64)
+    split = SplitProjections(theirs, layer)
+    seen = draw(5, 5) > -0.5
+    np.fill_diagonal(seen, True)
+    ours, its = {
+        "all": (None, None),
+        "causal": (None, torch.triu(torch.ones(5, 5, dtype=torch.bool), diagonal=1)),
+        "bool": (seen, torch.tensor(~seen)),
+        "added": (draw(5, 5), torch.tensor(draw(5, 5))),
+    }[masked]
+    x = draw(2, 5, 6)
+    compare(
+        layer,
+        lambda x: theirs(x, x, x, attn_mask=its, need_weights=False)[0],
+        x,
+        pairs=[],
+        attn_mask=ours,
+    )
+    split.check_gradients(layer)
+
+
+def test_cross_attention():
+    import torch
+
+    layer = nn.MultiHeadAttention(6, 2, **FLOAT64)
+    theirs = torch.nn.MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64)
+    split = SplitProjections(theirs, layer)
+    compare(
+        layer,
+        lambda x, y: theirs(x, y, y, need_weights=False)[0],
+        draw(2, 5, 6),
+        draw(2, 7, 6, seed=1),
+        pairs=[],
+    )
+    split.check_gradients(layer)
+
+
+def test_grouped_attention():
+    """Two key heads for four query heads: PyTorch's with each key head repeated."""
+    import torch
+
+    layer = nn.MultiHeadAttention(8, 4, n_kv_heads=2, context_features=3, **FLOAT64)
+    names = ("query", "key", "value", "out")
+    theirs = torch.nn.ModuleDict(
+        {
+            name: torch.nn.Linear(*getattr(layer, name).weight.shape[::-1], dtype=torch.float64)
+            for name in names
+        }
+    )
+    pairs = copy_weights(layer, theirs)
+
+    def reference(x, context):
+        q = theirs["query"](x).reshape(2, 5, 4, 2).transpose(1, 2)
+        k, v = (
+            theirs[n](context).reshape(2, 6, 2, 2).transpose(1, 2).repeat_interleave(2, dim=1)
+            for n in ("key", "value")
+        )
+        heads = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return theirs["out"](heads.transpose(1, 2).reshape(2, 5, 8))
+
+    compare(layer, reference, draw(2, 5, 8), draw(2, 6, 3, seed=1), pairs=pairs)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_transformer_block(activation):
+    import torch
+
+    block = nn.TransformerBlock(8, 2, mlp_ratio=2, activation=activation, causal=True, **FLOAT64)
+    theirs = torch.nn.TransformerEncoderLayer(
+        8,
+        2,
+        dim_feedforward=16,
+        dropout=0.0,
+        activation=activation,
+        batch_first=True,
+        norm_first=True,
+        dtype=torch.float64,
+    )
+    split = SplitProjections(theirs.self_attn, block.attention)
+    names = {
+        f"{mine}.{part}": f"{its}.{part}"
+        for mine, its in (
+            ("norm1", "norm1"),
+            ("norm2", "norm2"),
+            ("up", "linear1"),
+            ("down", "linear2"),
+        )
+        for part in ("weight", "bias")
+    }
+    ours, other = dict(block.named_parameters()), dict(theirs.named_parameters())
+    for mine, its in names.items():
+        with torch.no_grad():
+            other[its].copy_(torch.tensor(ours[mine].data))
+    hidden = torch.triu(torch.ones(5, 5, dtype=torch.bool), diagonal=1)
+    compare(
+        block,
+        lambda x: theirs(x, src_mask=hidden),
+        draw(2, 5, 8),
+        pairs=[(ours[mine], other[its]) for mine, its in names.items()],
+    )
+    split.check_gradients(block.attention)

@@ -50,6 +50,29 @@ LAYERS = {
         (draw(2, 3, 2),),
         {"lengths": LENGTHS},
     ),
+    "LayerNorm": (lambda: nn.LayerNorm(4, **FLOAT64), (draw(3, 4),), {}),
+    "RMSNorm": (lambda: nn.RMSNorm(4, **FLOAT64), (draw(3, 4),), {}),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 4, **FLOAT64), (draw(2, 4, 3),), {}),
+    "BatchNorm": (lambda: nn.BatchNorm(3, **FLOAT64), (draw(4, 3, 2),), {}),
+    "BatchNorm eval": (lambda: nn.BatchNorm(3, **FLOAT64).eval(), (draw(4, 3, 2),), {}),
+    "MultiHeadAttention": (
+        lambda: nn.MultiHeadAttention(4, 2, causal=True, **FLOAT64),
+        (draw(2, 3, 4),),
+        {},
+    ),
+    "cross attention": (
+        lambda: nn.MultiHeadAttention(4, 2, n_kv_heads=1, context_features=3, **FLOAT64),
+        (draw(2, 3, 4), draw(2, 5, 3)),
+        {"attn_mask": draw(3, 5) > -1},
+    ),
+    "TransformerBlock": (lambda: nn.TransformerBlock(4, 2, **FLOAT64), (draw(2, 3, 4),), {}),
+    "gated TransformerBlock": (
+        lambda: nn.TransformerBlock(
+            4, 2, n_kv_heads=1, activation="swiglu", norm="rms_norm", bias=False, **FLOAT64
+        ),
+        (draw(2, 3, 4),),
+        {},
+    ),
 }
 
 
@@ -75,6 +98,11 @@ def test_gradients_by_inputs_and_parameters(name):
         (nn.GELU(approximate="tanh"), "GELU(approximate='tanh')"),
         (nn.ReLU(), "ReLU()"),
         (nn.Flatten(start_axis=2), "Flatten(start_axis=2)"),
+        (nn.LayerNorm(4, eps=1e-3), "LayerNorm(4, eps=0.001)"),
+        (nn.RMSNorm(4), "RMSNorm(4)"),
+        (nn.GroupNorm(2, 4), "GroupNorm(2, 4)"),
+        (nn.BatchNorm(4, momentum=0.2), "BatchNorm(4, momentum=0.2)"),
+        (nn.MultiHeadAttention(4, 2, causal=True), "MultiHeadAttention(4, 2, causal=True)"),
     ],
 )
 def test_text(layer, text):
@@ -95,8 +123,11 @@ def test_recurrent_text():
         (lambda d: nn.ConvTranspose1d(2, 3, 3, dtype=d), (2, 2, 5)),
         (lambda d: nn.GRU(2, 3, dtype=d), (2, 4, 2)),
         (lambda d: nn.LSTM(2, 3, dtype=d), (2, 4, 2)),
+        (lambda d: nn.BatchNorm(2, dtype=d), (4, 2)),
+        (lambda d: nn.TransformerBlock(4, 2, dtype=d, dropout=0.1), (2, 3, 4)),
+        (lambda d: nn.TransformerBlock(4, 2, dtype=d, norm="rms_norm"), (2, 3, 4)),
     ],
-    ids=["Linear", "Conv1d", "ConvTranspose1d", "GRU", "LSTM"],
+    ids=["Linear", "Conv1d", "ConvTranspose1d", "GRU", "LSTM", "BatchNorm", "block", "rms block"],
 )
 def test_dtypes_stay(make, shape, dtype):
     with rx.device("cpu"):
@@ -157,6 +188,70 @@ def test_the_generator_decides_what_is_dropped():
 def test_dropout_rate_is_checked(rate):
     with pytest.raises(ValueError, match=r"rate must lie in \[0, 1\), got"):
         nn.Dropout(rate)
+
+
+# ------------------------------------------------------------------------------ normalization
+
+
+def test_running_averages_by_hand():
+    layer = nn.BatchNorm(2, momentum=0.25, **FLOAT64)
+    x = np.array([[1.0, 10.0], [3.0, 30.0]])
+    layer(x)
+    assert_close(layer.running_mean, [0.25 * 2, 0.25 * 20])
+    assert_close(layer.running_var, [0.75 + 0.25 * 2, 0.75 + 0.25 * 200])  # over n - 1
+    layer.eval()
+    assert_close(layer(x), (x - [0.5, 5.0]) / np.sqrt(np.array([1.25, 50.75]) + 1e-5))
+    assert_close(layer.running_mean, [0.5, 5.0])
+    assert [name for name, _ in layer.named_buffers()] == ["running_mean", "running_var"]
+
+
+def test_a_repeated_checkpoint_counts_a_batch_once():
+    layer, plain = (nn.BatchNorm(2, **FLOAT64) for _ in range(2))
+    x = rx.Tensor(draw(5, 2), requires_grad=True)
+    rx.sum(rx.checkpoint(layer, x) ** 3).backward()
+    want = rx.Tensor(x.data, requires_grad=True)
+    rx.sum(plain(want) ** 3).backward()
+    assert_close(x.grad, want.grad)
+    assert_close(layer.running_mean, plain.running_mean, exact=True)
+    assert_close(layer.running_var, plain.running_var, exact=True)
+
+
+def test_running_averages_of_half_precision_are_float32():
+    layer = nn.BatchNorm(2, dtype="float16", device="cpu")
+    layer(draw(4, 2).astype("float16"))
+    assert layer.running_var.dtype == np.float32
+
+
+def test_batch_norm_needs_several_elements():
+    layer = nn.BatchNorm(2, **FLOAT64)
+    with pytest.raises(ValueError, match=r"BatchNorm\(2\) needs several elements .* \(1, 2\)"):
+        layer(draw(1, 2))
+    layer.eval()(draw(1, 2))
+
+
+# ---------------------------------------------------------------------------------- attention
+
+
+def test_attention_dropout_is_off_in_evaluation():
+    layer = nn.MultiHeadAttention(8, 2, dropout=0.5, generator=Generator(0), **FLOAT64)
+    x = draw(2, 6, 8)
+    assert not np.array_equal(layer(x).data, layer(x).data)
+    layer.eval()
+    assert_close(layer(x), layer(x), exact=True)
+
+
+def test_causal_attention_does_not_look_ahead():
+    block = nn.TransformerBlock(8, 2, causal=True, **FLOAT64)
+    x, other = draw(1, 5, 8), draw(1, 5, 8)
+    other[:, 3:] = 0
+    assert_close(block(x)[:, :3], block(other)[:, :3])
+    assert not np.allclose(block(x)[:, 4].data, block(other)[:, 4].data)
+
+
+def test_a_block_takes_more_batch_axes():
+    block = nn.TransformerBlock(8, 2, **FLOAT64)
+    x = draw(2, 3, 5, 8)
+    assert_close(block(x)[1, 2], block(x[1, 2]))
 
 
 # ------------------------------------------------------------------------ recurrent layers
@@ -248,6 +343,14 @@ def test_bad_recurrent_arguments(call, error, message):
         (lambda: nn.Conv1d(3, 4, 3, groups=2), "in_channels must be a positive multiple of groups"),
         (lambda: nn.Conv1d(4, 3, 3, groups=2), "out_channels must be a positive multiple"),
         (lambda: nn.Conv1d(4, 4, 3, groups=0), "multiple of groups, got 4 and groups 0"),
+        (lambda: nn.GroupNorm(3, 4), "n_channels must be a positive multiple of n_groups, got 4"),
+        (lambda: nn.BatchNorm(3, momentum=0), r"momentum must lie in \(0, 1\], got 0"),
+        (lambda: nn.MultiHeadAttention(7, 2), "n_features must be a positive multiple of n_heads"),
+        (lambda: nn.MultiHeadAttention(8, 4, n_kv_heads=3), "n_kv_heads must divide n_heads"),
+        (lambda: nn.MultiHeadAttention(8, 2)(draw(8)), r"x must have shape \(..., n_steps, n_fea"),
+        (lambda: nn.TransformerBlock(8, 2, norm="norm"), "norm must be one of layer_norm, rms_n"),
+        (lambda: nn.TransformerBlock(8, 2, mlp_ratio=0), "mlp_ratio must be > 0, got 0"),
+        (lambda: nn.TransformerBlock(8, 2, activation="gelo"), "activation must be callable or"),
         (lambda: nn.Linear(3, 2)(draw(4, 2)), r"x must have shape \(..., 3\).*got \(4, 2\)"),
     ],
 )
