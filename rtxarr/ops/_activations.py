@@ -62,8 +62,8 @@ def _activation(formula):
         check_floating(x=x)
         return compute(x, **options)
 
-    if "Parameters" not in checked.__doc__:
-        checked.__doc__ += _SHARED_DOC
+    if "Parameters" not in (checked.__doc__ or ""):
+        checked.__doc__ = (checked.__doc__ or "") + _SHARED_DOC
     return differentiable(checked, elementwise=True)
 
 
@@ -409,7 +409,7 @@ def swiglu(x, /, *, axis: int = -1):
 
 
 for _function in (glu, geglu, swiglu):
-    _function.__doc__ += _GATE_DOC
+    _function.__doc__ = (_function.__doc__ or "") + _GATE_DOC
 del _function
 
 # --------------------------------------------------------------------------------- dropout

@@ -415,7 +415,7 @@ for _function in (
     nll_loss,
     smooth_l1_loss,
 ):
-    _function.__doc__ = _function.__doc__.format(
+    _function.__doc__ = (_function.__doc__ or "").format(
         labels=_LABEL_DOC, pair=_PAIR_DOC, reduction=_REDUCTION_DOC
     )
 del _function

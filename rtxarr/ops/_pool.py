@@ -205,11 +205,11 @@ def _adaptive_function(n_axes):
     def adaptive_avg_pool(x, /, output_size: int | tuple[int, ...]):
         check_floating(x=x)
         check_spatial(x, n_axes)
-        output_size = per_axis("output_size", output_size, n_axes, 1)
+        sizes = per_axis("output_size", output_size, n_axes, 1)
         if 0 in x.shape[2:]:
             raise ValueError(f"x must have elements along its spatial axes, got shape {x.shape}")
         out = widen(x)
-        for axis, size in enumerate(output_size, start=2):
+        for axis, size in enumerate(sizes, start=2):
             out = _average_parts(out, axis, size)
         return astype(out, x.dtype, copy=False)
 
