@@ -83,12 +83,12 @@ class CosineSchedule:
     def __call__(self, step: int) -> float:
         if step < self.warmup:
             return _line(0.0, self.lr, step, self.warmup)
-        step = step - self.warmup
-        length = self.n_steps - self.warmup
+        done: float = step - self.warmup
+        length: float = self.n_steps - self.warmup
         for _ in range(self.n_periods):
-            if step < length:
-                return _half_cosine(self.lr, self.final_lr, step / length)
-            step, length = step - length, length * self.period_factor
+            if done < length:
+                return _half_cosine(self.lr, self.final_lr, done / length)
+            done, length = done - length, length * self.period_factor
         return self.final_lr
 
 
