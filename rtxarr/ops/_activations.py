@@ -79,7 +79,9 @@ def relu(x, /):
     x : array or Tensor of a real floating dtype, any shape
     """
     check_floating(x=x)
-    return namespace(x).maximum(x, namespace(x).zeros((), dtype=x.dtype))
+    xp = namespace(x)
+    out = xp.maximum(x, xp.zeros((), dtype=x.dtype))
+    return xp.astype(out, x.dtype, copy=False)  # CuPy may give float32 for bfloat16
 
 
 relu.defvjps(x=lambda g, out: where(out <= 0, 0, g))
@@ -455,9 +457,10 @@ def draw_kept(x, shape, rate, generator):
 
 
 @differentiable(elementwise=True)
+@rounded_once
 def _dropout(x, kept, rate, /):
-    scaled = rounded_once(lambda x: x / (1 - rate))(x)
-    return namespace(x).where(kept, scaled, namespace(x).zeros((), dtype=x.dtype))
+    xp = namespace(x)
+    return xp.where(kept, x / (1 - rate), xp.zeros((), dtype=x.dtype))
 
 
 _dropout.defvjps(x=lambda g, kept, rate: _dropout(g, kept, rate))

@@ -43,6 +43,7 @@ def _outputs(xp, x, windows, fill):
 
 
 @differentiable
+@rounded_once
 def _max_pool(x, *, windows):
     """Give the largest element of each window."""
     xp = namespace(x)

@@ -29,7 +29,9 @@ SEEN = np.array([[True, True, False, True], [False] * 4, [True, False, False, Fa
 POOL = make_windows((3, 2), (5, 4), 2, 1, 1)
 CONV = make_windows((2, 3), (5, 4), (2, 1), 1, (1, 2))
 STENCIL = ("cubic", 4, 7, 4 / 7, False)
-LARGEST = rx.max_pool2d(RANKED, (3, 2), stride=2, padding=1)
+# As integers they are constants.
+RANKS = np.round(10 * RANKED).astype("int64")
+LARGEST = np.round(10 * rx.max_pool2d(RANKED, (3, 2), stride=2, padding=1)).astype("int64")
 
 
 def unary(name, **options):
@@ -128,16 +130,22 @@ CASES = {
         (lambda x: rx.max_pool2d(x, (3, 2), stride=1, padding=1, dilation=(1, 2)), (RANKED,)),
     ],
     "_mean_of_largest": [
-        (lambda y: _mean_of_largest(y, RANKED, LARGEST, windows=POOL), (RANKED[:, ::-1],))
+        (
+            lambda y, x, largest: _mean_of_largest(y, x, largest, windows=POOL),
+            (IMAGE[:1], RANKS, LARGEST),
+        )
     ],
     "_spread_evenly": [
         (
             lambda y: _spread_evenly(y, windows=POOL, count_padding=False, spatial=(5, 4)),
-            (LARGEST,),
+            (rng.standard_normal(LARGEST.shape),),
         )
     ],
     "_spread_to_largest": [
-        (lambda y: _spread_to_largest(y, RANKED, LARGEST, windows=POOL), (LARGEST * LARGEST,))
+        (
+            lambda y, x, largest: _spread_to_largest(y, x, largest, windows=POOL),
+            (rng.standard_normal(LARGEST.shape), RANKS, LARGEST),
+        )
     ],
     # attention
     "_attention": [
@@ -171,7 +179,7 @@ CASES = {
         (lambda x, w, b: rx.group_norm(x, 2, w, b), (SIGNAL, ROW, Y[0])),
         (lambda x, w, b: rx.batch_norm(x, w, b)[0], (SIGNAL, ROW, Y[0])),
         (
-            lambda x, w, b: rx.batch_norm(x, w, b, mean=np.zeros(4), var=np.full(4, 2.0))[0],
+            lambda x, w, b: rx.batch_norm(x, w, b, mean=rx.zeros(4), var=rx.full(4, 2.0))[0],
             (SIGNAL, ROW, Y[0]),
         ),
     ],
