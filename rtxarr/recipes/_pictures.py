@@ -1,5 +1,6 @@
 """Pictures of a run. matplotlib is imported when the first one is drawn."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ def draw_curves(
     history: list[dict[str, Any]],
     best: dict[str, Any],
     test_accuracy: float,
+    baselines: Mapping[str, tuple[float, str]],
 ) -> None:
     """Draw loss and accuracy over the epochs, the best epoch marked."""
     figure = _figure(9.0, 3.9)
@@ -39,6 +41,9 @@ def draw_curves(
                 label=name,
                 marker="o" if len(epochs) == 1 else None,
             )
+        if what in baselines:
+            value, name = baselines[what]
+            axes.axhline(value, color=_GREY, linewidth=1.2, linestyle=(0, (1, 2)), label=name)
         axes.axvline(best["epoch"], color=_GREY, linewidth=0.9, linestyle=(0, (3, 3)))
         axes.plot(
             best["epoch"],
@@ -113,6 +118,51 @@ def draw_embedding(
         bbox_to_anchor=(1.0, 0.5),
         markerscale=2.2,
         labelcolor=_INK,
+    )
+    _write(figure, path)
+
+
+def draw_guesses(
+    path: Path, images: np.ndarray, labels: np.ndarray, chances: np.ndarray, n_shown: int = 24
+) -> None:
+    """Draw the images that a classifier is least sure of or wrong about, and what it says.
+
+    Parameters
+    ----------
+    path : Path
+    images : array, shape (n, height, width)
+    labels : array of int64, shape (n,)
+    chances : array of float, shape (n, n_classes)
+    n_shown : int
+    """
+    guesses = chances.argmax(axis=1)
+    hardest = np.argsort(chances[np.arange(len(labels)), labels], kind="stable")[:n_shown]
+    n_columns = min(8, len(hardest))
+    n_rows = -(-len(hardest) // n_columns)
+    figure = _figure(1.1 * n_columns, 1.35 * n_rows + 0.5)
+    for place, axes in enumerate(figure.subplots(n_rows, n_columns, squeeze=False).ravel()):
+        axes.set_axis_off()
+        if place >= len(hardest):
+            continue
+        i = hardest[place]
+        axes.imshow(images[i], cmap="gray_r", interpolation="nearest")
+        right = guesses[i] == labels[i]
+        text = f"{guesses[i]}" if right else f"{guesses[i]}, not {labels[i]}"
+        axes.set_title(
+            f"{text}\n{100 * chances[i, guesses[i]]:.0f} %",
+            color=_COLOURS[0] if right else _COLOURS[3],
+            fontsize=9,
+            fontweight="normal" if right else "bold",
+        )
+    n_wrong = np.count_nonzero(guesses != labels)
+    figure.suptitle(
+        f"The hardest of {len(labels)} test images: what the network says, and how sure it is "
+        f"({n_wrong} wrong)",
+        x=0.01,
+        ha="left",
+        color=_INK,
+        fontsize=11,
+        fontweight="bold",
     )
     _write(figure, path)
 

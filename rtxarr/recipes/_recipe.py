@@ -1,7 +1,8 @@
 """What every recipe gives to the training loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rtxarr.recipes._config import Config
@@ -21,6 +22,8 @@ class Recipe:
     Config : type
         Its settings; one of them is ``epochs``.
     model : Module
+    baselines : dict
+        For ``"loss"`` and ``"accuracy"``, ``(value, name)`` of what to compare the curves with.
     stateful : tuple of str
         The attributes, each with ``state_dict`` and ``load_state_dict``, that a resumed run needs.
     """
@@ -29,12 +32,13 @@ class Recipe:
     Config: ClassVar[type[Config]]
     stateful: ClassVar[tuple[str, ...]] = ("model", "optimizer")
     model: Any
+    baselines: Mapping[str, tuple[float, str]] = MappingProxyType({})
 
     def __init__(self, config: Any, *, seed: int):
         raise TypeError(f"{type(self).__name__} must define __init__")
 
-    def train_epoch(self, progress: Callable[[float], None]) -> tuple[Any, Any]:
-        """Train for one epoch; give the mean loss and accuracy while training.
+    def train_epoch(self, epoch: int, progress: Callable[[float], None]) -> tuple[Any, Any]:
+        """Train for one epoch, counted from 0; give the mean loss and accuracy while training.
 
         ``progress(fraction)`` may be called on the way.
         """

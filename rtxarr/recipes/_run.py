@@ -213,10 +213,11 @@ class _Loop:
 
     def _epoch(self, watch: Watch) -> dict[str, Any]:
         start = time.perf_counter()
-        train_loss, train_accuracy = map(float, self.training.train_epoch(watch.progress))
+        done = len(self.history)
+        train_loss, train_accuracy = map(float, self.training.train_epoch(done, watch.progress))
         val_loss, val_accuracy = map(float, self.training.evaluate("val"))
         entry = {
-            "epoch": len(self.history) + 1,
+            "epoch": done + 1,
             "train_loss": train_loss,
             "val_loss": val_loss,
             "train_accuracy": train_accuracy,
@@ -264,7 +265,14 @@ class _Loop:
         self.history[-1]["test_accuracy"] = test_accuracy
         self._write_metrics()
         save_arrays(self.folder / MODEL, self.best_model)
-        draw_curves(self.folder / CURVES, training.name, self.history, self.best, test_accuracy)
+        draw_curves(
+            self.folder / CURVES,
+            training.name,
+            self.history,
+            self.best,
+            test_accuracy,
+            training.baselines,
+        )
         notes = training.finish(self.folder)
         return Result(self.history, self.best, test_accuracy, notes=notes)
 

@@ -107,7 +107,7 @@ class Recipe(Base):
         rest = {"params": [self.model.bias1, self.model.weight2, self.model.bias2]}
         self.optimizer = optim.Adam([first, rest], lr=config.lr)
 
-    def train_epoch(self, progress):
+    def train_epoch(self, epoch, progress):
         self.model.train()
         self.optimizer.zero_grad()
         loss, accuracy = self.measure("train")

@@ -46,7 +46,7 @@ class Recipe(Recipe):
         self.model = Line()
         self.optimizer = optim.Adam(self.model.parameters(), lr=config.lr)
 
-    def train_epoch(self, progress):
+    def train_epoch(self, epoch, progress):
         total = 0.0
         for x, y in self.loader:
             self.optimizer.zero_grad()
@@ -175,11 +175,11 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
 
 def test_second_signal_stops_at_once(tmp_path):
     class Twice(Recipe):
-        def train_epoch(self, progress):
-            if self.loader.epoch == 2:
+        def train_epoch(self, epoch, progress):
+            if epoch == 2:
                 signal.raise_signal(signal.SIGINT)
                 signal.raise_signal(signal.SIGINT)
-            return super().train_epoch(progress)
+            return super().train_epoch(epoch, progress)
 
     with pytest.raises(KeyboardInterrupt):
         run(Twice, out=tmp_path, device="cpu")
@@ -250,9 +250,9 @@ def test_resuming_needs_a_whole_run(tmp_path):
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
     class Exploding(Recipe):
-        def train_epoch(self, progress):
-            loss, accuracy = super().train_epoch(progress)
-            return (loss if self.loader.epoch < 3 else float("nan")), accuracy
+        def train_epoch(self, epoch, progress):
+            loss, accuracy = super().train_epoch(epoch, progress)
+            return (loss if epoch < 2 else float("nan")), accuracy
 
     with pytest.raises(FloatingPointError, match="train_loss is nan in epoch 3: lower lr"):
         run(Exploding, out=tmp_path, device="cpu")

@@ -1,0 +1,142 @@
+"""What the recipes learn, and that each of them is resumed to the bit."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+
+import rtxarr as rx
+from rtxarr import recipes
+from rtxarr.data import load_arrays, load_cora
+from rtxarr.recipes import Watch, char_transformer, gcn_cora
+
+TINY = {
+    "gcn-cora": {"epochs": 3, "hidden": 4},
+    "conv-digits": {"epochs": 3, "channels": 2, "batch_size": 256},
+    "char-transformer": {
+        "epochs": 3,
+        "steps": 2,
+        "width": 8,
+        "heads": 2,
+        "layers": 1,
+        "dropout": 0.1,
+        "sample": 5,
+    },
+}
+PICTURES = {
+    "gcn-cora": "embedding.png",
+    "conv-digits": "digits.png",
+    "char-transformer": "sample.txt",
+}
+
+
+@pytest.fixture(autouse=True)
+def quick_layout(monkeypatch):
+    monkeypatch.setattr(gcn_cora, "neighbor_layout", lambda x: x[:, :2])
+
+
+class Interrupting(Watch):
+    def epoch(self, entry):
+        signal.raise_signal(signal.SIGINT)
+
+
+def train(name, folder, *, device="cpu", config=None, **options):
+    kind = recipes.load(name)
+    values = TINY[name] if config is None else config
+    return recipes.run(kind, kind.Config(**values), out=folder, device=device, **options)
+
+
+def read(folder):
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in entry.items() if k != "epoch_ms"} for entry in entries]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_interrupted_twice_and_resumed_equals_uninterrupted(name, device, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(name, whole, device=device)
+    train(name, parts, device=device, watch=Interrupting())
+    train(name, parts, device=device, watch=Interrupting(), resume=True)
+    assert len(read(parts)) == 2
+    train(name, parts, device=device, resume=True)
+    assert read(parts) == read(whole)
+    for file in ("model.safetensors", PICTURES[name]):
+        assert (parts / file).read_bytes() == (whole / file).read_bytes()
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_another_seed_gives_another_run(name, tmp_path):
+    a, b = (train(name, tmp_path / str(seed), seed=seed) for seed in (0, 1))
+    assert a.history[0]["train_loss"] != b.history[0]["train_loss"]
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_model_file_has_the_test_accuracy(name, tmp_path):
+    result = train(name, tmp_path)
+    kind = recipes.load(name)
+    with rx.device("cpu"):
+        again = kind(kind.Config(**TINY[name]), seed=5)
+        again.model.load_state_dict(load_arrays(tmp_path / "model.safetensors"))
+        assert float(again.evaluate("test")[1]) == result.test_accuracy
+
+
+def test_gcn_reaches_the_papers_accuracy(tmp_path):
+    # Over seeds the mean is 82.3 %, the standard deviation 0.5.
+    assert train("gcn-cora", tmp_path, config={}).test_accuracy > 0.805
+
+
+def test_digits_are_learnt(tmp_path):
+    config = {"epochs": 8, "channels": 8, "lr": 0.01}
+    assert train("conv-digits", tmp_path, config=config).test_accuracy > 0.9
+
+
+def test_text_is_learnt(tmp_path):
+    config = {"epochs": 1, "steps": 60, "width": 32, "layers": 1, "sample": 50}
+    result = train("char-transformer", tmp_path, config=config)
+    text = (tmp_path / "sample.txt").read_text()
+    assert len(text) == 50
+    assert result.notes[0] == f"{text}\n"
+    counts = np.bincount(rx.data.load_topics_text(device="cpu").tokens)
+    shares = counts[counts > 0] / counts.sum()
+    entropy = -np.sum(shares * np.log(shares))
+    assert result.history[0]["val_loss"] < entropy
+    assert float(result.notes[1].split()[-1]) == pytest.approx(entropy, abs=0.05)
+
+
+def test_adjacency_is_the_symmetrically_normalised_one():
+    with rx.device("cpu"):
+        edges = np.array([[0, 1, 1, 2], [1, 0, 2, 1]])
+        pattern, values = gcn_cora.normalized_adjacency(edges, 4)
+        got = rx.spmm(values, np.eye(4, dtype=np.float32), pattern)
+    a = np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]])
+    root = np.sqrt(a.sum(axis=1))
+    np.testing.assert_allclose(got, a / np.outer(root, root), rtol=1e-6)
+
+
+def test_cora_parts_do_not_overlap_and_words_sum_to_one():
+    with rx.device("cpu"):
+        kind = recipes.load("gcn-cora")
+        recipe = kind(kind.Config(), seed=0)
+    assert sum(mask.sum() for mask in recipe.masks.values()) == 140 + 500 + 1000
+    assert not np.any(recipe.masks["train"] & recipe.masks["test"])
+    sums = np.add.reduceat(recipe.words, recipe.pattern.indptr[:-1])
+    np.testing.assert_allclose(sums, 1, rtol=1e-5)
+    sizes = np.bincount(load_cora(device="cpu").labels).tolist()
+    # The sizes by topic, as the data set's makers give them.
+    published = {
+        "neural networks": 818,
+        "probabilistic methods": 426,
+        "genetic algorithms": 418,
+        "theory": 351,
+        "case-based reasoning": 298,
+        "reinforcement learning": 217,
+        "rule learning": 180,
+    }
+    assert dict(zip(gcn_cora.TOPICS, sizes, strict=True)) == published
+
+
+def test_width_must_fit_the_heads():
+    with pytest.raises(ValueError, match="width must be a multiple of heads, got 10 and 4"):
+        char_transformer.CharConfig(width=10)
