@@ -18,17 +18,17 @@ __all__ = ["embedding", "linear"]
 
 def _rows(x):
     """Flatten all axes but the last, so that one matrix product does for all."""
-    return reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+    return x if x.ndim == 2 else reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
 
 
 def _affine(x, weight, bias):
-    out = matmul(_rows(x), matrix_transpose(weight))
+    out = matmul(_rows(x), weight.T)
     if bias is not None:
         if bias.dtype == out.dtype:
             out += bias
         else:
             out = out + bias
-    return reshape(out, (*x.shape[:-1], weight.shape[0]))
+    return out if x.ndim == 2 else reshape(out, (*x.shape[:-1], weight.shape[0]))
 
 
 @differentiable
