@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import operator
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -359,6 +359,40 @@ class Generator:
         array of bool, shape ``shape``
         """
         return self._mask(shape, 1.0 - _probability("rate", rate), device)
+
+    def dropout_mask_pieces(self, n: int, rate: float) -> Callable[..., Any]:
+        """Set ``n`` booleans of :meth:`dropout_mask` aside, to be drawn in pieces when needed.
+
+        Parameters
+        ----------
+        n : int
+        rate : float in [0, 1]
+
+        Returns
+        -------
+        callable
+            ``piece(start, shape, device=None)`` draws those from the ``start``-th on, the same
+            each time, as an array of ``shape``.
+        """
+        n = _integer("n", n, 0, 2**63)
+        params = (_U(round((1.0 - _probability("rate", rate)) * 2**32)),)
+        first, key, stream = self._reserve("below32", n), self._key, self._stream
+
+        def piece(start: int, shape: int | tuple[int, ...], device: Any = None) -> Any:
+            shape = _shape(shape)
+            values = philox.fill(
+                "below32",
+                math.prod(shape),
+                np.dtype(np.bool),
+                params,
+                key=key,
+                stream=stream,
+                offset=first + start,
+                device=_device.device(device),
+            )
+            return values.reshape(shape)
+
+        return piece
 
     def _mask(self, shape: Any, p: float, device: Any) -> Any:
         return self._draw("below32", shape, np.bool, (_U(round(p * 2**32)),), device)

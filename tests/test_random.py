@@ -1,6 +1,7 @@
 """Generators: reproducibility, distributions with a fixed seed, and refusals."""
 
 import json
+import math
 import threading
 
 import ml_dtypes
@@ -367,6 +368,21 @@ def test_shapes(shape):
     assert rng.integers(0, 5, shape).shape == want
     assert rng.dropout_mask(shape, 0.5).shape == want
     assert rng.choice(5, shape).shape == want
+
+
+def test_a_mask_set_aside_can_be_drawn_in_pieces_and_again():
+    whole, pieces = Generator(4), Generator(4)
+    for generator in (whole, pieces):
+        generator.normal(3, device="cpu")  # masks need not begin at an even word
+        generator.normal(2, dtype="float32", device="cpu")
+    want = whole.dropout_mask(100_003, 0.3, device="cpu")
+    piece = pieces.dropout_mask_pieces(100_003, 0.3)
+    assert whole.state_dict()["offset"] == pieces.state_dict()["offset"]
+    for start, shape in ((0, 100_003), (99_999, (2, 2)), (7, (0,)), (7, ())):
+        n = math.prod(shape) if isinstance(shape, tuple) else shape
+        got = piece(start, shape, "cpu")
+        assert_close(got.reshape(-1), want[start : start + n], exact=True)
+    assert_close(piece(0, 5, "cpu"), want[:5], exact=True)
 
 
 REFUSED = {

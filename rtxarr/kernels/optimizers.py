@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rtxarr._device import launch, namespace
+from rtxarr._device import launch
 from rtxarr.dtypes import accumulator
 
 __all__ = ["adam_step", "lion_step", "sgd_step"]
@@ -109,7 +109,7 @@ def _update(key, param, grad, state, numbers):
     from rtxarr.kernels._optimizers_cuda import kernel
 
     scalar = accumulator(param.dtype).type
-    arrays = [namespace(x).reshape(x, (-1,)) for x in (param, grad, *state)]
+    arrays = [x.reshape(-1) for x in (param, grad, *state)]  # copies a grad that is not contiguous
     n_threads = -(-param.size // PER_THREAD)
     numbers = [scalar(x) for x in numbers]
     launch(kernel(*key, dtype=param.dtype), n_threads, (*arrays, *numbers))

@@ -8,11 +8,10 @@ import math
 
 import numpy as np
 
-from rtxarr._device import namespace
+from rtxarr._device import Device, device_of, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import accumulator, isdtype, result_type
-from rtxarr.ops._activations import draw_kept
 from rtxarr.ops._check import check_floating, check_rate
 from rtxarr.ops._elementwise import exp, where
 from rtxarr.ops._half import widen
@@ -75,10 +74,37 @@ def _scores(q, k, mask, batch, rows, n_keys, causal, offset, scale):
     return scores
 
 
-def _drop(probs, kept, batch, rows, n_keys, rate):
-    if kept is None:
-        return probs
-    return where(_cut(kept, batch, rows, n_keys), probs / (1 - rate), 0)
+def _drop(probs, chosen, rate):
+    return probs if chosen is None else where(chosen, probs / (1 - rate), 0)
+
+
+def _draw_kept(q, shape, rate, generator):
+    """Give ``kept(batch, rows)``, which draws, each time anew, the weights of a block to keep.
+
+    A mask of all weights would be larger than everything else that the backward pass needs.
+    """
+    from rtxarr.random import default_generator
+
+    heads, (n_rows, n_keys) = shape[1:3], shape[3:]
+    row_size = math.prod(heads) * n_keys
+    source = default_generator() if generator is None else generator
+    piece = source.dropout_mask_pieces(math.prod(shape), rate)
+    q = raw(q)
+    xp = namespace(q)
+    place = device_of(q)
+    place = place if isinstance(place, Device) else "cpu"
+
+    def kept(batch, rows):
+        # In the order (batch, rows, heads, keys), whole samples and rows of one are contiguous.
+        n = rows.stop - rows.start
+        samples, each = range(batch.start, batch.stop), 1
+        if n == n_rows:
+            samples, each = samples[:1], len(samples)
+        starts = [(i * n_rows + rows.start) * row_size for i in samples]
+        drawn = [xp.asarray(piece(start, (each, n, *heads, n_keys), place)) for start in starts]
+        return xp.moveaxis(xp.concat(drawn, axis=0), 1, 3)
+
+    return kept
 
 
 @differentiable
@@ -95,13 +121,14 @@ def _attention(q, k, v, mask, kept, /, *, causal, offset, scale, rate):
             if n_keys == 0:
                 continue
             scores = _scores(q, k, mask, batch, rows, n_keys, causal, offset, scale)
+            chosen = None if kept is None else kept(batch, rows)[..., :n_keys]
             top = xp.max(scores, axis=-1, keepdims=True)
             top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
             probs = xp.exp(scores - top)
             total = xp.sum(probs, axis=-1, keepdims=True)
             seen = total != 0
             total = xp.where(seen, total, xp.ones_like(total))
-            probs = _drop(probs, kept, batch, rows, n_keys, rate)
+            probs = _drop(probs, chosen, rate)
             values = matmul(probs, widen(v[batch, :, :, :n_keys, :])) / total
             out[batch, :, :, rows, :] = xp.astype(values, dtype, copy=False)
             logs = xp.where(seen, xp.log(total) + top, -np.inf)
@@ -160,12 +187,11 @@ def _attention_rule(g, out, q, k, v, mask, kept, causal, offset, scale, rate, ne
             queries, gradient = widen(q[block]), widen(of_out[block])
             keys, values = widen(k[batch, :, :, :n_keys, :]), widen(v[batch, :, :, :n_keys, :])
             scores = _scores(q, k, mask, batch, rows, n_keys, causal, offset, scale)
+            chosen = None if kept is None else kept(batch, rows)[..., :n_keys]
             probs = exp(scores - lse[block])
-            of_values = matmul(
-                matrix_transpose(_drop(probs, kept, batch, rows, n_keys, rate)), gradient
-            )
+            of_values = matmul(matrix_transpose(_drop(probs, chosen, rate)), gradient)
             of_probs = matmul(gradient, matrix_transpose(values))
-            of_probs = _drop(of_probs, kept, batch, rows, n_keys, rate)
+            of_probs = _drop(of_probs, chosen, rate)
             of_scores = probs * (of_probs - delta[block])
             of_keys = matmul(matrix_transpose(of_scores), queries) * scale
             parts = [
@@ -219,7 +245,7 @@ def scaled_dot_product_attention(
         Number of keys before the first query; ``n_keys - n_queries`` when decoding with a cache.
     scale : float, default ``1 / sqrt(head_dim)``
     dropout_rate : float in [0, 1), default 0
-        Probability that a weight is dropped. Then a mask of a byte for each score is kept.
+        Probability that a weight is dropped. The backward pass draws the same weights again.
     generator : rtxarr.random.Generator, optional
         For dropout; the default one when left out.
 
@@ -250,7 +276,7 @@ def scaled_dot_product_attention(
     group = n_heads // n_kv_heads
     kept = None
     if dropout_rate:
-        kept = draw_kept(q, (*heads, group, n_queries, n_keys), dropout_rate, generator)
+        kept = _draw_kept(q, (*heads, group, n_queries, n_keys), dropout_rate, generator)
     out, _ = _attention(
         reshape(q, (*heads, group, n_queries, head_dim)),
         reshape(k, (*heads, 1, n_keys, head_dim)),

@@ -193,6 +193,29 @@ def test_gradients_with_dropout(monkeypatch):
     )
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_dropped_does_not_depend_on_the_blocks(causal, monkeypatch):
+    q, k, v = make(2, n_queries=70, n_keys=70)
+
+    def run():
+        return attention(q, k, v, causal=causal, dropout_rate=0.3, generator=Generator(2))
+
+    want = run()
+    for size in (50, 70 * 70 * 5, 70 * 40):
+        monkeypatch.setattr(_windows, "_BUFFER_SIZE_CPU", size)
+        assert_close(run(), want)
+
+
+def test_dropout_keeps_no_mask():
+    q, k, v = (rx.Tensor(np.zeros((1, 4, 512, 2)), requires_grad=True) for _ in range(3))
+    rx.sum(attention(q, k, v, dropout_rate=0.5)).backward()  # compile outside the count
+    tracemalloc.start()
+    out = attention(q, k, v, dropout_rate=0.5)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 4 * 512 * 512 / 2 + out.data.nbytes
+
+
 # ---------------------------------------------------------------------------------- errors
 
 Q, K, V = make(2)
