@@ -54,6 +54,7 @@ STUBS = {
     "rich": ["15.0.0"],
     "safetensors": ["0.8.0"],
     "scipy": ["1.17.1"],
+    "threadpoolctl": ["3.8.0"],
     "typer": ["0.29.2"],
 }
 RAPIDS = [

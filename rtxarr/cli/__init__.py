@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 __all__ = ["main"]
 
-_NEEDED = ("typer", "rich", "matplotlib")
+_NEEDED = ("typer", "rich", "matplotlib", "threadpoolctl")
 
 
 def main() -> int:

@@ -142,7 +142,7 @@ def _extras(gpus: list[dict[str, Any]]) -> list[dict[str, Any]]:
     suffix = cuda.replace("cuda", "cu")
     here = f"{len(gpus)} here" if gpus else "none found here"
     extras = [
-        ("cli", "the rtx command", ["typer", "rich", "matplotlib"]),
+        ("cli", "the rtx command", ["typer", "rich", "matplotlib", "threadpoolctl"]),
         (
             cuda,
             f"NVIDIA GPUs ({here})",

@@ -92,7 +92,7 @@ def draw_embedding(
     """
     from matplotlib.collections import LineCollection
 
-    figure = _figure(8.2, 6.6)
+    figure = _figure(9.2, 6.8)
     axes = figure.subplots()
     lines = LineCollection(points[edges.T], colors="#555555", linewidths=0.3, alpha=0.1)
     axes.add_collection(lines)
@@ -111,14 +111,8 @@ def draw_embedding(
     axes.set_axis_off()
     axes.set_aspect("equal")
     axes.margins(0.02)
-    axes.set_title(title, loc="left", color=_INK, fontsize=12, fontweight="bold")
-    axes.legend(
-        frameon=False,
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        markerscale=2.2,
-        labelcolor=_INK,
-    )
+    figure.suptitle(title, x=0.01, ha="left", color=_INK, fontsize=12, fontweight="bold")
+    figure.legend(frameon=False, loc="outside right center", markerscale=2.2, labelcolor=_INK)
     _write(figure, path)
 
 

@@ -120,7 +120,7 @@ def run(
     identity = {"recipe": kind.name, "seed": seed, "config": dataclasses.asdict(config)}
     random.seed(seed)
     saved = _open_folder(folder, identity, resume)
-    with place, _stopping() as stop:
+    with place, _one_blas_thread(), _stopping() as stop:
         training = kind(config, seed=seed)
         loop = _Loop(training, folder, identity)
         if saved is None:
@@ -302,6 +302,19 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _one_blas_thread() -> Any:
+    """Keep BLAS to one thread in a ``with`` block.
+
+    The recipes' matrices are small: a second thread gains a tenth, costs twenty times the time when
+    another process has its core, and makes the last bits depend on the number of cores.
+    """
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        raise ImportError("recipes need threadpoolctl: pip install 'rtxarr[cli]'") from None
+    return threadpool_limits(1, user_api="blas")
 
 
 class _Stop:
