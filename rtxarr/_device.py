@@ -497,6 +497,11 @@ _SIMULATING = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 
 _HALF = ("float16", "bfloat16")
 
+# Given by __getattr__.
+cuda: Any
+njit: Any
+types: Any
+
 
 def __getattr__(name: str) -> Any:
     """Import what kernel files need of numba when they first ask: ``cuda``, ``njit``, ..."""
@@ -506,15 +511,19 @@ def __getattr__(name: str) -> Any:
             from numba.cuda.extending import intrinsic
         except ImportError:
             raise ImportError(f"GPU kernels need numba-cuda: {_INSTALL}") from None
-        value = cuda if name == "cuda" else intrinsic
+        value: Any = cuda if name == "cuda" else intrinsic
     elif name in ("njit", "types"):
         import numba
 
         value = getattr(numba, name)
     elif name == "nvjitlink":
-        from cuda.bindings import nvjitlink as value
+        from cuda.bindings import nvjitlink
+
+        value = nvjitlink
     elif name == "DynamicLibNotFoundError":
-        from cuda.pathfinder import DynamicLibNotFoundError as value
+        from cuda.pathfinder import DynamicLibNotFoundError
+
+        value = DynamicLibNotFoundError
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

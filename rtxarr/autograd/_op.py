@@ -206,8 +206,8 @@ def apply(op: Op, args, kwargs):
     if kwargs:
         kwargs = {name: raw_of(value) for name, value in kwargs.items()}
     raw = []
-    edges = []
-    tracked = ()
+    edges: list[tuple] = []
+    tracked: tuple[int, ...] = ()
     for index, arg in enumerate(args):
         if isinstance(arg, Tensor):
             data = arg.data
@@ -223,7 +223,7 @@ def apply(op: Op, args, kwargs):
     except (TypeError, ValueError, IndexError) as error:
         explain(error, op.fwd, raw, kwargs)
         raise
-    store = _shared_store(op, args) if op.view else None
+    store: list[int] | None = _shared_store(op, args) if op.view else None
     mode = state.mode
     if not tracked or mode is OFF or isinstance(out, tuple) or not is_inexact(out.dtype):
         if isinstance(out, tuple):

@@ -97,8 +97,8 @@ class Tensor:
             data = _device.namespace().asarray(data)
         self.data = data
         self.slot = 0
-        self.store = None
-        self.node = None
+        self.store: list[int] | None = None
+        self.node: Leaf | Node | None = None
         if requires_grad:
             self.requires_grad = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,7 +19,8 @@ def kernel(name: str, *flags: bool, dtype: np.dtype):
 
     All arrays are flat. State, and all arithmetic, is in float32 for the half types.
     """
-    return {"sgd": _sgd, "adam": _adam, "lion": _lion}[name](access(dtype, wide=False), *flags)
+    makers: dict[str, Callable] = {"sgd": _sgd, "adam": _adam, "lion": _lion}
+    return makers[name](access(dtype, wide=False), *flags)
 
 
 @cuda.jit(device=True)

@@ -185,12 +185,12 @@ for _plain in (Conv1d, Conv2d, Conv3d):
     _plain.__doc__ = _DOC.format(
         summary=f"Convolution over {_plain.n_axes} axes; see :func:`rtxarr.conv{_plain.n_axes}d`.",
         options=_OPTIONS,
-        weight="(out_channels, in_channels // groups, *kernel_size)",
+        weight="(out_channels, in_channels // groups, kernel_size...)",
     )
 for _transposed in (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d):
     _transposed.__doc__ = _DOC.format(
         summary=f"Transposed convolution; see :func:`rtxarr.conv_transpose{_transposed.n_axes}d`.",
         options=_TRANSPOSE_OPTIONS,
-        weight="(in_channels, out_channels // groups, *kernel_size)",
+        weight="(in_channels, out_channels // groups, kernel_size...)",
     )
 del _plain, _transposed

@@ -346,5 +346,5 @@ def _logsumexp_rule(g, x, out, x_shape, axis, keepdims):
 logsumexp.defvjps(x=_logsumexp_rule)
 
 for _function in (sum, mean, var, std, prod, max, min, all, any, count_nonzero, logsumexp):
-    _function.__doc__ += _OPTIONS
+    _function.__doc__ = (_function.__doc__ or "") + _OPTIONS
 del _function

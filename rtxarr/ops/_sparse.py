@@ -102,7 +102,7 @@ class SparsityPattern:
         counts = np.bincount(self._host[1], minlength=self.shape[1])
         indptr = np.concatenate([[0], np.cumsum(counts)])
         rows = take(self.rows, self.order)
-        return SparsityPattern(self._place(indptr), rows, self.shape[::-1])
+        return SparsityPattern(self._place(indptr), rows, (self.shape[1], self.shape[0]))
 
     @cached_property
     def pieces(self) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -77,14 +77,14 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     return f"there is no {what} {name!r}, did you mean {near!r}? There are: {', '.join(known)}"
 
 
-def _parse(key: str, kind: type, text: str) -> Any:
+def _parse(key: str, kind: Any, text: str) -> Any:
     try:
         return _PARSERS[kind](text)
     except (KeyError, ValueError):
         raise ValueError(f"{key} must be {_kind(kind)}, got {text!r}") from None
 
 
-_PARSERS = {
+_PARSERS: dict[type, Callable[[str], Any]] = {
     int: int,
     float: float,
     str: str,

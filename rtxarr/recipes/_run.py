@@ -19,6 +19,7 @@ from rtxarr._device import device as get_device
 from rtxarr._device import namespace
 from rtxarr.data import load_checkpoint, save_arrays, save_checkpoint
 from rtxarr.data._atomic import atomic_write
+from rtxarr.recipes._recipe import Recipe
 
 CHECKPOINT = "checkpoint.safetensors"
 CONFIG = "config.json"
@@ -43,7 +44,8 @@ class Result:
     history : list of dict
         What ``metrics.jsonl`` holds.
     best : dict
-        The entry of the epoch whose parameters are in ``model.safetensors``.
+        The entry of the epoch whose parameters are in ``model.safetensors``; empty before the
+        first.
     test_accuracy : float or None
         None when the run was interrupted.
     signal : int or None
@@ -53,7 +55,7 @@ class Result:
     """
 
     history: list[dict[str, Any]]
-    best: dict[str, Any] | None
+    best: dict[str, Any]
     test_accuracy: float | None = None
     signal: int | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -73,7 +75,7 @@ class Watch:
 
 
 def run(
-    kind: type,
+    kind: type[Recipe],
     config: Any = None,
     *,
     out: str | os.PathLike,
@@ -193,7 +195,7 @@ class _Loop:
         self.folder = folder
         self.identity = identity
         self.history: list[dict[str, Any]] = []
-        self.best: dict[str, Any] | None = None
+        self.best: dict[str, Any] = {}
         self.best_model: dict[str, Any] = {}
         self.saved_at = time.monotonic()
 
@@ -230,7 +232,7 @@ class _Loop:
                     f"{key} is {entry[key]} in epoch {entry['epoch']}: lower lr"
                 )
         self.history.append(entry)
-        if self.best is None or _rank(entry) > _rank(self.best):
+        if not self.best or _rank(entry) > _rank(self.best):
             self.best = entry
             state = self.training.model.state_dict()
             self.best_model = {k: namespace(x).asarray(x, copy=True) for k, x in state.items()}
