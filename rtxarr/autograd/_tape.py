@@ -5,7 +5,9 @@ A tracked :class:`Tensor` points at the :class:`Node` that made it (or at its ow
 tensor: the graph is acyclic and goes away by reference counting alone.
 """
 
+from collections.abc import Iterator
 from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -106,6 +108,32 @@ class Tensor:
     dtype = property(lambda self: self.data.dtype, doc="Element type.")
     ndim = property(lambda self: self.data.ndim, doc="Number of axes.")
     size = property(lambda self: self.data.size, doc="Number of elements.")
+
+    if TYPE_CHECKING:  # what rtxarr/ops/_methods.py attaches
+        device: Any
+        T: "Tensor"
+        mT: "Tensor"
+
+        def _operation(self, *args: Any, **options: Any) -> "Tensor": ...
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _operation
+        __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _operation
+        __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _operation
+        __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _operation
+        __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _operation
+        __lt__ = __le__ = __gt__ = __ge__ = _operation
+        __neg__ = __pos__ = __abs__ = __invert__ = __getitem__ = _operation
+        sum = mean = var = std = prod = max = min = all = any = _operation
+        argmax = argmin = astype = squeeze = reshape = to_device = _operation
+
+        def __setitem__(self, key: Any, value: Any) -> None: ...
+        def __iter__(self) -> Iterator["Tensor"]: ...
+        def __len__(self) -> int: ...
+        def __bool__(self) -> bool: ...
+        def __int__(self) -> int: ...
+        def __float__(self) -> float: ...
+        def __complex__(self) -> complex: ...
+        def __index__(self) -> int: ...
 
     @property
     def requires_grad(self) -> bool:
