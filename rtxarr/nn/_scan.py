@@ -1,43 +1,56 @@
 """Recurrences over time as single operations: one node for a whole sequence.
 
-Their rules go back through time over the activations, which the forward pass gives as outputs of
-their own. ``kept`` is None, or tells which steps are there: the others carry the state on.
+The forward pass gives the gates' activations as an output of their own, and the rules go back
+through time over them. What does not depend on the step before is computed for all steps at once,
+so that a step is a matrix product and a few elementwise operations, both ways. Half precision is
+widened to float32 inside.
+
+``kept`` is None, or tells which steps are there: the others carry the state on.
 """
 
 from rtxarr._device import namespace
 from rtxarr.autograd import custom_op as differentiable
+from rtxarr.dtypes import result_type
 from rtxarr.ops import (
     concat,
     expand_dims,
     matmul,
     matrix_transpose,
     reshape,
-    sigmoid,
     stack,
     sum,
     tanh,
     where,
     zeros_like,
 )
+from rtxarr.ops._half import widen
 
 
 def _steps(n_steps, reverse):
     return range(n_steps - 1, -1, -1) if reverse else range(n_steps)
 
 
-def _at(kept, t):
-    return None if kept is None else expand_dims(kept[:, t], axis=-1)
+def _where_kept(kept, x, other=0):
+    """Put ``other`` in the absent steps of ``x``, of shape (batch, time, n)."""
+    return x if kept is None else where(expand_dims(kept, axis=-1), x, other)
 
 
-def _choose(chosen, x, y):
-    return x if chosen is None else where(chosen, x, y)
+def _carry(kept, t, new, old):
+    return new if kept is None else where(kept[:, t, None], new, old)
 
 
 def _before(first, xs, reverse):
     """Give the state before each step."""
     first = expand_dims(first, axis=1)
-    parts = [xs[:, 1:], first] if reverse else [first, xs[:, :-1]]
+    parts = [xs[:, 1:, :], first] if reverse else [first, xs[:, :-1, :]]
     return concat(parts, axis=1)
+
+
+def _received(g, gs, t, like):
+    """Add what step ``t`` receives from outside to what it receives from the step after."""
+    if gs is not None:
+        return gs[:, t, :] if g is None else g + gs[:, t, :]
+    return zeros_like(like) if g is None else g
 
 
 def _weight_gradient(g, states):
@@ -47,13 +60,21 @@ def _weight_gradient(g, states):
     )
 
 
-def _quarters(x):
-    n = x.shape[-1] // 4
-    return [x[..., i * n : (i + 1) * n] for i in range(4)]
+def _parts(x, n):
+    """Cut the last axis into parts of length ``n``."""
+    return [x[..., i : i + n] for i in range(0, x.shape[-1], n)]
 
 
-def _add(x, y):
-    return y if x is None else x if y is None else x + y
+def _spread(g, factors):
+    """Multiply ``g (..., n)`` with each part of ``factors (..., m * n)``."""
+    n = g.shape[-1]
+    parts = reshape(factors, (*factors.shape[:-1], factors.shape[-1] // n, n))
+    return reshape(expand_dims(g, axis=-2) * parts, factors.shape)
+
+
+def _sigmoid(xp, x):
+    # One pass of tanh; what this loses far from zero is below one unit in the last place of 1.
+    return 0.5 * xp.tanh(0.5 * x) + 0.5
 
 
 @differentiable
@@ -79,51 +100,50 @@ def lstm_scan(gates, h, c, weight, kept=None, /, *, reverse=False):
     2000.
     """
     xp = namespace(gates, h, c, weight)
-    n_steps = gates.shape[1]
-    n = h.shape[1]
+    dtype = result_type(gates.dtype, h.dtype, c.dtype, weight.dtype)
+    gates, h, c, weight = map(widen, (gates, h, c, weight))
+    n_steps, n = gates.shape[1], h.shape[1]
     hs, cs, activations = [None] * n_steps, [None] * n_steps, [None] * n_steps
     weight = xp.matrix_transpose(weight)
     for t in _steps(n_steps, reverse):
-        pre = gates[:, t] + matmul(h, weight)
-        i, f, o = sigmoid(pre[:, :n]), sigmoid(pre[:, n : 2 * n]), sigmoid(pre[:, 3 * n :])
-        g = tanh(pre[:, 2 * n : 3 * n])
-        there = _at(kept, t)
-        c = _choose(there, f * c + i * g, c)
-        h = _choose(there, o * tanh(c), h)
-        hs[t], cs[t] = h, c
-        activations[t] = _choose(there, xp.concat([i, f, g, o], axis=1), xp.zeros_like(pre))
-    return xp.stack(hs, axis=1), xp.stack(cs, axis=1), xp.stack(activations, axis=1)
+        pre = gates[:, t, :] + matmul(h, weight)
+        i_f, a, o = (
+            _sigmoid(xp, pre[:, : 2 * n]),
+            xp.tanh(pre[:, 2 * n : 3 * n]),
+            _sigmoid(xp, pre[:, 3 * n :]),
+        )
+        c = _carry(kept, t, i_f[:, n:] * c + i_f[:, :n] * a, c)
+        h = _carry(kept, t, o * xp.tanh(c), h)
+        hs[t], cs[t], activations[t] = h, c, xp.concat([i_f, a, o], axis=1)
+    activations = _where_kept(kept, xp.stack(activations, axis=1))
+    outputs = xp.stack(hs, axis=1), xp.stack(cs, axis=1), activations
+    return tuple(xp.astype(x, dtype, copy=False) for x in outputs)
 
 
 @lstm_scan.defvjp
 def _lstm_rule(g, out, h, c, weight, kept, reverse):
-    g_hs, g_cs, g_activations = g
-    hs, cs, activations = out
-    n_steps = hs.shape[1]
-    states, cells = _before(h, hs, reverse), _before(c, cs, reverse)
-    roots = tanh(cs)
+    g_hs, g_cs, g_activations = map(widen, g)
+    hs, cs, activations = map(widen, out)
+    h, c, weight = map(widen, (h, c, weight))
+    n_steps, n = hs.shape[1:]
+    i, f, a, o = _parts(activations, n)
+    states, cells, root = _before(h, hs, reverse), _before(c, cs, reverse), tanh(cs)
+    slopes = concat([i * (1 - i), f * (1 - f), 1 - a * a, o * (1 - o)], axis=-1)
+    by_c = _where_kept(kept, concat([a, cells, i], axis=-1) * slopes[..., : 3 * n])
+    by_h = _where_kept(kept, root * slopes[..., 3 * n :])
+    c_by_h = _where_kept(kept, o * (1 - root * root))
+    f = _where_kept(kept, f, 1)
+    more = None if g_activations is None else _where_kept(kept, g_activations * slopes)
+
     g_h = g_c = None
     g_gates = [None] * n_steps
     for t in reversed(_steps(n_steps, reverse)):
-        there = _at(kept, t)
-        g_h = _add(g_h, None if g_hs is None else g_hs[:, t])
-        g_c = _add(g_c, None if g_cs is None else g_cs[:, t])
-        g_h = zeros_like(h) if g_h is None else g_h
-        g_c = zeros_like(c) if g_c is None else g_c
-        i, f, a, o = _quarters(activations[:, t])
-        root = roots[:, t]
-        g_new_h = _choose(there, g_h, 0)
-        g_new_c = _choose(there, g_c, 0) + g_new_h * o * (1 - root * root)
-        g_i, g_f, g_a, g_o = g_new_c * a, g_new_c * cells[:, t], g_new_c * i, g_new_h * root
-        if g_activations is not None:
-            more = _quarters(g_activations[:, t])
-            g_i, g_f, g_a, g_o = g_i + more[0], g_f + more[1], g_a + more[2], g_o + more[3]
-        g_pre = concat(
-            [g_i * i * (1 - i), g_f * f * (1 - f), g_a * (1 - a * a), g_o * o * (1 - o)], axis=1
-        )
-        g_gates[t] = g_pre = _choose(there, g_pre, 0)
-        g_h = matmul(g_pre, weight) + (0 if there is None else where(there, 0, g_h))
-        g_c = g_new_c * f + (0 if there is None else where(there, 0, g_c))
+        g_h, g_c = _received(g_h, g_hs, t, h), _received(g_c, g_cs, t, c)
+        g_c = g_c + g_h * c_by_h[:, t, :]
+        g_pre = concat([_spread(g_c, by_c[:, t, :]), g_h * by_h[:, t, :]], axis=1)
+        g_gates[t] = g_pre = g_pre if more is None else g_pre + more[:, t, :]
+        g_h = _carry(kept, t, matmul(g_pre, weight), g_h)
+        g_c = g_c * f[:, t, :]
     g_gates = stack(g_gates, axis=1)
     return g_gates, g_h, g_c, _weight_gradient(g_gates, states), None
 
@@ -151,51 +171,55 @@ def gru_scan(gates, h, weight, bias=None, kept=None, /, *, reverse=False):
     with the reset gate applied after the product, as cuDNN has it.
     """
     xp = namespace(gates, h, weight)
-    n_steps = gates.shape[1]
-    n = h.shape[1]
+    dtype = result_type(gates.dtype, h.dtype, weight.dtype)
+    gates, h, weight, bias = map(widen, (gates, h, weight, bias))
+    n_steps, n = gates.shape[1], h.shape[1]
     hs, activations = [None] * n_steps, [None] * n_steps
     weight = xp.matrix_transpose(weight)
     for t in _steps(n_steps, reverse):
-        x, y = gates[:, t], matmul(h, weight)
+        x, y = gates[:, t, :], matmul(h, weight)
         y = y if bias is None else y + bias
-        r, z = sigmoid(x[:, :n] + y[:, :n]), sigmoid(x[:, n : 2 * n] + y[:, n : 2 * n])
-        q = y[:, 2 * n :]
-        a = tanh(x[:, 2 * n :] + r * q)
-        there = _at(kept, t)
-        h = _choose(there, (1 - z) * a + z * h, h)
-        hs[t] = h
-        step = xp.concat([r, z, a, q], axis=1)
-        activations[t] = _choose(there, step, xp.zeros_like(step))
-    return xp.stack(hs, axis=1), xp.stack(activations, axis=1)
+        r_z = _sigmoid(xp, x[:, : 2 * n] + y[:, : 2 * n])
+        z, q = r_z[:, n:], y[:, 2 * n :]
+        a = xp.tanh(x[:, 2 * n :] + r_z[:, :n] * q)
+        h = _carry(kept, t, a + z * (h - a), h)
+        hs[t], activations[t] = h, xp.concat([r_z, a, q], axis=1)
+    outputs = xp.stack(hs, axis=1), _where_kept(kept, xp.stack(activations, axis=1))
+    return tuple(xp.astype(x, dtype, copy=False) for x in outputs)
 
 
 @gru_scan.defvjp
 def _gru_rule(g, out, h, weight, bias, kept, reverse):
-    g_hs, g_activations = g
-    hs, activations = out
-    n_steps = hs.shape[1]
+    g_hs, g_activations = map(widen, g)
+    hs, activations = map(widen, out)
+    h, weight = widen(h), widen(weight)
+    n_steps, n = hs.shape[1:]
+    r, z, a, q = _parts(activations, n)
     states = _before(h, hs, reverse)
-    g_h = None
-    g_gates, g_products = [None] * n_steps, [None] * n_steps
-    for t in reversed(_steps(n_steps, reverse)):
-        there = _at(kept, t)
-        g_h = _add(g_h, None if g_hs is None else g_hs[:, t])
-        g_h = zeros_like(h) if g_h is None else g_h
-        r, z, a, q = _quarters(activations[:, t])
-        g_new = _choose(there, g_h, 0)
-        g_z, g_a = g_new * (states[:, t] - a), g_new * (1 - z)
-        if g_activations is not None:
-            more = _quarters(g_activations[:, t])
-            g_z, g_a = g_z + more[1], g_a + more[2]
+    # The gates receive g_h times these, and the products of the state the same but for q.
+    by_a, by_z = (1 - z) * (1 - a * a), (states - a) * z * (1 - z)
+    by_r = by_a * q * r * (1 - r)
+    of_gates = _where_kept(kept, concat([by_r, by_z, by_a], axis=-1))
+    of_products = _where_kept(kept, concat([by_r, by_z, by_a * r], axis=-1))
+    z_kept = _where_kept(kept, z)
+    if g_activations is not None:
+        g_r, g_z, g_a, g_q = _parts(g_activations, n)
         g_a = g_a * (1 - a * a)
-        g_r, g_q = g_a * q, g_a * r
-        if g_activations is not None:
-            g_r, g_q = g_r + more[0], g_q + more[3]
-        g_r, g_z = g_r * r * (1 - r), g_z * z * (1 - z)
-        g_gates[t] = _choose(there, concat([g_r, g_z, g_a], axis=1), 0)
-        g_products[t] = product = _choose(there, concat([g_r, g_z, g_q], axis=1), 0)
-        g_h = g_new * z + matmul(product, weight) + (0 if there is None else where(there, 0, g_h))
+        g_r, g_z = (g_r + g_a * q) * r * (1 - r), g_z * z * (1 - z)
+        more_gates = _where_kept(kept, concat([g_r, g_z, g_a], axis=-1))
+        more_products = _where_kept(kept, concat([g_r, g_z, g_q + g_a * r], axis=-1))
+
+    g_h = None
+    g_states, g_products = [None] * n_steps, [None] * n_steps
+    for t in reversed(_steps(n_steps, reverse)):
+        g_states[t] = g_h = _received(g_h, g_hs, t, h)
+        product = _spread(g_h, of_products[:, t, :])
+        g_products[t] = product = (
+            product if g_activations is None else product + more_products[:, t, :]
+        )
+        g_h = _carry(kept, t, g_h * z_kept[:, t, :] + matmul(product, weight), g_h)
+    g_gates = _spread(stack(g_states, axis=1), of_gates)
+    g_gates = g_gates if g_activations is None else g_gates + more_gates
     g_products = stack(g_products, axis=1)
     g_bias = None if bias is None else sum(g_products, axis=(0, 1))
-    g_weight = _weight_gradient(g_products, states)
-    return stack(g_gates, axis=1), g_h, g_weight, g_bias, None
+    return g_gates, g_h, _weight_gradient(g_products, states), g_bias, None
