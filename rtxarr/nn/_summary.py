@@ -7,15 +7,23 @@ def summarize(model, example_inputs):
     """Give the table of :meth:`Module.summary`."""
     shapes = _output_shapes(model, example_inputs) if example_inputs else {}
     rows = [("layer", "output shape", "parameters")] if shapes else [("layer", "parameters")]
-    for name, module in model.named_modules():
-        label = f"{name} ({type(module).__name__})" if name else type(module).__name__
-        label = "  " * (name.count(".") + 1 if name else 0) + label
+    for label, module in _labelled(model, type(model).__name__, "", set()):
         count = f"{sum(p.size for p in module.parameters()):,}"
         rows.append((label, shapes.get(module, "-"), count) if shapes else (label, count))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(_align(row, widths)).rstrip() for row in rows]
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     return "\n".join([lines[0], rule, *lines[1:], rule, _totals(model)])
+
+
+def _labelled(module, label, indent, seen):
+    """Yield each module once, with its name below its parent's."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield indent + label, module
+    for name, child in module.named_children():
+        yield from _labelled(child, f"{name} ({type(child).__name__})", indent + "  ", seen)
 
 
 def _align(row, widths):

@@ -1,6 +1,7 @@
 """Module: trees of plain attributes, switches, state, text."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -302,6 +303,20 @@ def test_summary_has_shapes_and_counts_and_changes_nothing():
     ]
     assert [m.training for m in model.modules()] == [True, True, False]
     assert all(m._forward_hooks == () for m in model.modules())
+
+
+def test_summary_is_indented_by_depth():
+    class Outer(Module):
+        def __init__(self):
+            self.blocks = [Tied()]
+
+    lines = Outer().summary().splitlines()[2:6]
+    assert [re.sub(r" +\d+$", "", line) for line in lines] == [
+        "Outer",
+        "  blocks.0 (Tied)",
+        "    encoder (Scale)",
+        "    decoder (Scale)",
+    ]
 
 
 def test_summary_without_inputs_has_counts_alone():
