@@ -14,7 +14,7 @@ from rtxarr.ops._reduce import sum
 __all__ = ["SparsityPattern", "spmm"]
 
 # Longer rows are summed in pieces of so many entries, counted from the row's start.
-_PIECE = 1024
+_PIECE = 256
 
 
 class SparsityPattern:
@@ -121,7 +121,7 @@ class SparsityPattern:
 
 
 @differentiable
-def spmm(values, dense, /, pattern):
+def spmm(values, dense, /, pattern, *, transpose=False):
     """Multiply a sparse matrix with a dense one.
 
     Parameters
@@ -129,46 +129,52 @@ def spmm(values, dense, /, pattern):
     values : array or Tensor, shape (n_entries,)
         The entries, in the order of the pattern.
     dense : array or Tensor, shape (n_columns, n_features), dtype of ``values``
+        With ``transpose``, shape (n_rows, n_features).
     pattern : SparsityPattern
+    transpose : bool, default False
+        Multiply with the transposed matrix.
 
     Returns
     -------
-    array or Tensor, shape (n_rows, n_features)
+    array or Tensor, shape (n_rows, n_features); with ``transpose``, (n_columns, n_features)
         Rows are summed in a fixed order, those of half types in float32. Differentiable in
         ``values`` and ``dense``.
     """
     if values.shape != (pattern.n_entries,):
         raise ValueError(f"values must have shape {(pattern.n_entries,)}, got {values.shape}")
-    if dense.ndim != 2 or dense.shape[0] != pattern.shape[1]:
-        raise ValueError(
-            f"dense must have shape ({pattern.shape[1]}, n_features), got {dense.shape}"
-        )
+    n_rows = pattern.shape[0 if transpose else 1]
+    if dense.ndim != 2 or dense.shape[0] != n_rows:
+        raise ValueError(f"dense must have shape ({n_rows}, n_features), got {dense.shape}")
     if not is_inexact(values.dtype) or values.dtype != dense.dtype:
         raise TypeError(
             "values and dense must have one floating-point or complex dtype, got "
             f"{values.dtype} and {dense.dtype}"
         )
-    return _multiply(values, dense, pattern)
+    return _multiply(values, dense, pattern, transpose)
 
 
-def _multiply(values, dense, pattern):
-    from rtxarr.kernels.segment import segment_sum
+def _multiply(values, dense, pattern, transpose):
     from rtxarr.kernels.spmm import spmm
 
     xp = namespace(values, dense)
     dtype = values.dtype
     if is_half(dtype):
         values, dense = (xp.astype(x, accumulator(dtype)) for x in (values, dense))
-    pieces, rows = pattern.pieces
-    out = spmm(values, dense, pieces, pattern.indices)
-    if rows is not None:
-        out = segment_sum(out, rows)
+    order = pattern.order if transpose else None
+    side = pattern.T if transpose else pattern
+    pieces, rows = side.pieces
+    out = spmm(values, dense, pieces, side.indices, order=order, rows=rows)
     return xp.astype(out, dtype, copy=False)
 
 
+def _values_rule(g, dense, pattern, transpose):
+    rows, columns = pattern.rows, pattern.indices
+    if transpose:
+        rows, columns = columns, rows
+    return sum(take(g, rows, axis=0) * take(dense, columns, axis=0), axis=1)
+
+
 spmm.defvjps(
-    values=lambda g, dense, pattern: sum(
-        take(g, pattern.rows, axis=0) * take(dense, pattern.indices, axis=0), axis=1
-    ),
-    dense=lambda g, values, pattern: spmm(take(values, pattern.order, axis=0), g, pattern.T),
+    values=_values_rule,
+    dense=lambda g, values, pattern, transpose: spmm(values, g, pattern, transpose=not transpose),
 )

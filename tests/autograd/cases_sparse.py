@@ -13,4 +13,15 @@ def multiply(values, dense, indptr, indices):
     return rx.spmm(values, dense, rx.SparsityPattern(indptr, indices, (3, 3)))
 
 
-CASES = {"spmm": [(multiply, (rng.standard_normal(5), rng.standard_normal((3, 2)), *PATTERN))]}
+def multiply_transposed(values, dense, indptr, indices):
+    pattern = rx.SparsityPattern(indptr, indices, (3, 3))
+    return rx.spmm(values, dense, pattern, transpose=True)
+
+
+VALUES, DENSE = rng.standard_normal(5), rng.standard_normal((3, 2))
+CASES = {
+    "spmm": [
+        (multiply, (VALUES, DENSE, *PATTERN)),
+        (multiply_transposed, (VALUES, DENSE, *PATTERN)),
+    ],
+}

@@ -88,12 +88,18 @@ def optimizers_cases():
 
 
 def spmm_cases():
-    from rtxarr.kernels._spmm_cuda import kernel
+    from rtxarr.kernels._spmm_cuda import join, multiply
 
+    pointers = INTEGER_POINTERS
     for name, wide in [("float32", True), ("float32", False), ("float64", False)]:
-        values, pointers = (name, 1, "C"), INTEGER_POINTERS
-        signature = (values, values, pointers, pointers, values, "int64")
-        yield f"spmm-{name}{'-wide' * wide}", kernel(dtype_of(name), wide), signature
+        values, key = (name, 1, "C"), f"{name}{'-wide' * wide}"
+        signature = (values, values, *(pointers,) * 3, values, "int64")
+        for ordered in (False, True):
+            kernel = multiply(dtype_of(name), wide, ordered)
+            yield f"spmm-{key}{'-ordered' * ordered}", kernel, signature
+    for name in ("float32", "float64"):
+        signature = ((name, 1, "C"), pointers, (name, 2, "C"), "int64")
+        yield f"spmm-join-{name}", join(dtype_of(name)), signature
 
 
 CASES = {
