@@ -202,9 +202,9 @@ scatter_max.defvjps(values=_scatter_extremum_rule)
 scatter_min.defvjps(values=_scatter_extremum_rule)
 
 for _function in (segment_sum, segment_mean, segment_max, segment_min):
-    _function.__doc__ += _SEGMENT_DOC
+    _function.__doc__ = (_function.__doc__ or "") + _SEGMENT_DOC
 for _function in (scatter_add, scatter_max, scatter_min):
-    _function.__doc__ += _SCATTER_DOC
+    _function.__doc__ = (_function.__doc__ or "") + _SCATTER_DOC
 del _function
 
 
