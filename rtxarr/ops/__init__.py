@@ -20,6 +20,7 @@ from rtxarr.ops import (
     _resize,
     _search,
     _segment,
+    _soft_cross_entropy,
     _sparse,
 )
 from rtxarr.ops._activations import *
@@ -40,6 +41,7 @@ from rtxarr.ops._reduce import *
 from rtxarr.ops._resize import *
 from rtxarr.ops._search import *
 from rtxarr.ops._segment import *
+from rtxarr.ops._soft_cross_entropy import *
 from rtxarr.ops._sparse import *
 
 __all__ = [
@@ -61,5 +63,6 @@ __all__ = [
     *_resize.__all__,
     *_search.__all__,
     *_segment.__all__,
+    *_soft_cross_entropy.__all__,
     *_sparse.__all__,
 ]

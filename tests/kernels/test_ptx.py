@@ -102,7 +102,18 @@ def spmm_cases():
         yield f"spmm-join-{name}", join(dtype_of(name)), signature
 
 
+def cross_entropy_cases():
+    from rtxarr.kernels._cross_entropy_cuda import kernels
+
+    for name in ("float32", "float64"):
+        values = (name, 1, "C")
+        losses, gradient = kernels(dtype_of(name))
+        yield f"losses-{name}", losses, (values, values, values, "int64")
+        yield f"gradient-{name}", gradient, (values, values, values, values, "int64")
+
+
 CASES = {
+    "_cross_entropy_cuda": cross_entropy_cases,
     "_optimizers_cuda": optimizers_cases,
     "_philox_cuda": philox_cases,
     "_segment_cuda": segment_cases,
