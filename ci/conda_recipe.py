@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+import tomllib
 import traceback
 from pathlib import Path
 
@@ -38,6 +39,8 @@ PLANTED_ERRORS = {
     "undefined variable": ("${{ python_min }}", "${{ python_mni }}"),
     "licence that is not SPDX": ("Apache-2.0", "Apache 2"),
 }
+
+CONDA_NAMES = {"matplotlib": "matplotlib-base", "ml-dtypes": "ml_dtypes"}
 
 STUBS = {
     "array-api-compat": ["1.16.0"],
@@ -116,6 +119,19 @@ def lint():
             print(f"lint: refused, {name}: {str(error).splitlines()[0][:100]}")
         else:
             raise AssertionError(f"the linter let a wrong {name} through")
+
+
+def check_requirements():
+    """Check that the recipe asks for what pyproject.toml does, with the extra `cli`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["cli"]]
+    run = [line.strip(" -").replace(" ", "") for line in RECIPE.read_text().splitlines()]
+    for requirement in wanted:
+        for name, conda_name in CONDA_NAMES.items():
+            requirement = requirement.replace(name, conda_name)
+        # The recipe may add an upper bound.
+        assert any(line.startswith(requirement) for line in run), f"no {requirement} in the recipe"
+    print(f"requirements: {len(wanted)}, the same as in pyproject.toml")
 
 
 def add_package(channel, name, version, *, depends=(), files=None, noarch=True):
@@ -240,6 +256,7 @@ async def check_solves(channel):
 
 def main():
     lint()
+    check_requirements()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         channel = make_channel(folder)

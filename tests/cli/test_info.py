@@ -39,9 +39,8 @@ def test_text_says_the_same(monkeypatch):
     text = CliRunner().invoke(app, ["info"]).output
     assert f"rtxarr {rtxarr.__version__}, Python" in text
     assert "  numpy                    1.2\n" in text
-    assert (
-        "missing\n  the rtx command: typer, rich, matplotlib\n    pip install 'rtxarr[cli]'" in text
-    )
+    assert "missing\n  the rtx command: typer, rich, matplotlib, threadpoolctl\n" in text
+    assert "    pip install 'rtxarr[cli]'\n" in text
 
 
 def test_gpus_are_read_from_nvidia_smi(monkeypatch):
