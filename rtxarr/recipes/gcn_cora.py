@@ -39,12 +39,7 @@ class GCNConfig(Config):
 class GCN(nn.Module):
     """Two graph convolutions: eq. 9 of the paper, without the softmax.
 
-    Parameters
-    ----------
-    graph : SparsityPattern
-        Edges and self loops, both ways.
-    weights : array of float32, shape (n_entries,)
-        The normalised adjacency matrix, in the order of ``graph``.
+    ``graph`` and ``weights`` are what :func:`normalized_adjacency` gives.
     """
 
     def __init__(self, graph, weights, n_features, n_hidden, n_classes, dropout):
@@ -108,25 +103,32 @@ class Recipe(Base):
         self.optimizer = optim.Adam([first, rest], lr=config.lr)
 
     def train_epoch(self, epoch, progress):
+        loss, logits = self.step()
+        return loss.data, self.accuracy("train", logits)
+
+    def step(self):
+        """Make one step of the optimizer, over the whole graph."""
         self.model.train()
         self.optimizer.zero_grad()
-        loss, accuracy = self.measure("train")
+        loss, logits = self.loss("train")
         loss.backward()
         self.optimizer.step()
-        return loss.data, accuracy
+        return loss, logits
 
     def evaluate(self, part):
         self.model.eval()
         with rx.no_grad():
-            loss, accuracy = self.measure(part)
-        return loss.data, accuracy
+            loss, logits = self.loss(part)
+        return loss.data, self.accuracy(part, logits)
 
-    def measure(self, part):
-        """Give the cross entropy, and the accuracy, over the nodes of a part."""
+    def loss(self, part):
+        """Give the mean cross entropy over the nodes of a part, and the logits of all nodes."""
         logits = self.model(self.words, self.pattern)
-        loss = -rx.sum(rx.log_softmax(logits) * self.targets[part])
+        return rx.sum(rx.soft_cross_entropy(logits, self.targets[part])), logits
+
+    def accuracy(self, part, logits):
         right = (rx.argmax(logits.data, axis=1) == self.cora.labels) & self.masks[part]
-        return loss, rx.count_nonzero(right) / self.sizes[part]
+        return rx.count_nonzero(right) / self.sizes[part]
 
     def finish(self, folder):
         self.model.eval()
