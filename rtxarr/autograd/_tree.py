@@ -10,8 +10,6 @@ def flatten(tree) -> tuple[list, object]:
 def _structure(tree, leaves):
     if isinstance(tree, dict):
         return dict, list(tree), [_structure(v, leaves) for v in tree.values()]
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree), None, [_structure(v, leaves) for v in tree]
     if isinstance(tree, (tuple, list)):
         return type(tree), None, [_structure(v, leaves) for v in tree]
     leaves.append(tree)
