@@ -7,7 +7,7 @@ closures, dropout, nesting and higher derivatives need no special case.
 """
 
 from rtxarr.autograd._mode import enable_grad, state, watching
-from rtxarr.autograd._tape import Leaf, Tensor, make_tensor
+from rtxarr.autograd._tape import Leaf, Tensor, make_tensor, store_of
 from rtxarr.autograd._tree import flatten, unflatten
 
 
@@ -17,15 +17,13 @@ class _Frame:
     def __init__(self, function, args, kwargs):
         self.function = function
         leaves, self.structure = flatten((args, kwargs))
-        for leaf in leaves:
-            if isinstance(leaf, Tensor) and leaf.store is None:
-                leaf.store = [0]
         # Raw data only: holding the input tensors would keep the graph before this call alive.
         self.arguments = [
             ((leaf.data, leaf.node is not None) if isinstance(leaf, Tensor) else leaf)
             for leaf in leaves
         ]
-        self.guards = [(leaf.store, leaf.store[0]) for leaf in leaves if isinstance(leaf, Tensor)]
+        stores = [store_of(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        self.guards = [(store, store[0]) for store in stores]
         self.count = 0  # nodes of the first run; frames inside count as one
         self.found = None  # saved values by place while a backward pass picks them up
         self.draws = None
@@ -56,9 +54,7 @@ class _Frame:
             if store[0] != version:
                 raise RuntimeError("an argument of a checkpointed call was changed in place")
         leaves = [
-            make_tensor(a[0], Leaf() if a[1] else None, 0, None)
-            if type(a) is tuple and len(a) == 2
-            else a
+            make_tensor(a[0], Leaf() if a[1] else None, 0, None) if type(a) is tuple else a
             for a in arguments
         ]
         args, kwargs = unflatten(self.structure, leaves)

@@ -7,7 +7,7 @@ import numpy as np
 from rtxarr import _device
 from rtxarr.autograd._mode import OFF, state
 from rtxarr.autograd._op import checksum
-from rtxarr.autograd._tape import Leaf, Node, Tensor, make_tensor
+from rtxarr.autograd._tape import Leaf, Node, Tensor, make_tensor, raw
 from rtxarr.dtypes import is_complex, is_inexact
 
 _FREED = object()
@@ -34,12 +34,12 @@ class Samples:
         self.grads[leaf] = grad if known is None else known + grad
 
 
-def accumulate_leaves(tensor, grad, *, retain_graph=False, samples=None):
+def accumulate_leaves(tensor, grad, *, retain_graph=False):
     """Run the tape below ``tensor`` and add to the ``grad`` of its leaves."""
     if tensor.node is None:
         raise RuntimeError("backward() needs a tensor that requires_grad, this one does not")
     g = _starting_gradient(tensor, grad)
-    leaves = _run([(tensor, g)], None, False, retain_graph, samples)
+    leaves = _run([(tensor, g)], None, False, retain_graph, None)
     for leaf, g in leaves.items():
         g = _own(g)
         leaf.grad = g if leaf.grad is None else leaf.grad + g
@@ -402,15 +402,11 @@ def _route_mask(plan, k, g, gx, mask, saved, shape):
         gx = ops.where(mask, gx, 0)
         passed = mask
     elif op.movement and plan.call is None:
-        counts = plan.calls[k](ops.astype(mask, np.float32), _raw(saved))
+        counts = plan.calls[k](ops.astype(mask, np.float32), tuple(map(raw, saved)))
         passed = counts != 0
     else:
         return gx, None
-    passed = passed.data if isinstance(passed, Tensor) else passed
+    passed = raw(passed)
     if passed.shape != shape:
         passed = unbroadcast(ops.astype(passed, np.float32), shape) != 0
     return gx, passed
-
-
-def _raw(saved):
-    return tuple(value.data if isinstance(value, Tensor) else value for value in saved)

@@ -32,7 +32,7 @@ import numpy as np
 
 from rtxarr._device import device_of, to_device
 from rtxarr.autograd._mode import OBSERVED, OFF, state
-from rtxarr.autograd._tape import Node, Tensor, _store, make_tensor
+from rtxarr.autograd._tape import Node, Tensor, make_tensor, store_of
 from rtxarr.autograd._tape import raw as raw_of
 from rtxarr.dtypes import is_inexact
 
@@ -223,7 +223,8 @@ def apply(op: Op, args, kwargs):
     except (TypeError, ValueError, IndexError) as error:
         explain(error, op.fwd, raw, kwargs)
         raise
-    store: list[int] | None = _shared_store(op, args) if op.view else None
+    shared = op.view and isinstance(args[0], Tensor)
+    store: list[int] | None = store_of(args[0]) if shared else None
     mode = state.mode
     if not tracked or mode is OFF or isinstance(out, tuple) or not is_inexact(out.dtype):
         if isinstance(out, tuple):
@@ -254,7 +255,7 @@ def _apply_several(op, args, raw, edges, tracked, out, kwargs, store):
     if tracked and state.mode is not OFF:
         plan = op.plans.get(tracked) or op.plan(tracked)
         guards = [
-            (_store(args[i]), _store(args[i])[0])
+            (store_of(args[i]), store_of(args[i])[0])
             for i in plan.guarded
             if isinstance(args[i], Tensor)
         ]
@@ -266,10 +267,6 @@ def _apply_several(op, args, raw, edges, tracked, out, kwargs, store):
         if state.mode is OBSERVED:
             _observe(node)
     return _wrap_outputs(out, node, store)
-
-
-def _shared_store(op, args):
-    return _store(args[0]) if isinstance(args[0], Tensor) else None
 
 
 def _wrap_outputs(out, node, store):

@@ -198,7 +198,7 @@ class Tensor:
 
     def detach(self) -> "Tensor":
         """Give an untracked tensor over the same memory."""
-        return make_tensor(self.data, None, 0, _store(self))
+        return make_tensor(self.data, None, 0, store_of(self))
 
     def assign(self, value) -> "Tensor":
         """Replace the contents in place; a graph that saved the old ones will refuse to run.
@@ -218,7 +218,7 @@ class Tensor:
             self.data = _device.namespace(data).asarray(value, copy=True)
         else:
             data[...] = value
-        _store(self)[0] += 1
+        mark_changed(self)
         return self
 
     def numpy(self) -> np.ndarray:
@@ -234,11 +234,16 @@ class Tensor:
         return self.numpy().reshape(()).item()
 
 
-def _store(tensor):
-    """Give the mutation counter that ``tensor`` shares with its views."""
+def store_of(tensor):
+    """Give the mutation counter that ``tensor`` shares with its views: a list of one int."""
     if tensor.store is None:
         tensor.store = [0]
     return tensor.store
+
+
+def mark_changed(tensor):
+    """Count a change of the contents: a graph that saved the old ones will refuse to run."""
+    store_of(tensor)[0] += 1
 
 
 def raw(x):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rtxarr._device import Device, device_of, is_array, is_device_array, to_device
-from rtxarr.autograd import Tensor
+from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.data._safetensors import DIGEST_KEY, CheckpointError, parse_json, read_file, write_file
 
 _STATE_KEY = "rtxarr.state"
@@ -44,7 +44,7 @@ def save_arrays(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
     ...     load_arrays(f"{folder}/w.safetensors")["layers.0.weight"].shape
     (2, 3)
     """
-    write_file(path, {name: _raw(x) for name, x in arrays.items()}, {})
+    write_file(path, {name: raw(x) for name, x in arrays.items()}, {})
 
 
 def load_arrays(path: str | os.PathLike, *, device: str | Device = "cpu") -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _encode(node: Any, trail: tuple[str, ...], arrays: dict[str, Any]) -> Any:
         name = ".".join(trail)
         while name in arrays:  # {"a": {"b": x}, "a.b": y}
             name += "'"
-        arrays[name] = _raw(node)
+        arrays[name] = raw(node)
         return {"$array": name}
     if isinstance(node, Mapping):
         return {_escape(key, trail): _encode(x, (*trail, key), arrays) for key, x in node.items()}
@@ -232,10 +232,6 @@ def _map_arrays(node: Any, function: Any) -> Any:
     if isinstance(node, (list, tuple)):
         return type(node)(_map_arrays(x, function) for x in node)
     return node
-
-
-def _raw(x: Any) -> Any:
-    return x.data if isinstance(x, Tensor) else x
 
 
 # ------------------------------------------------------------------------------- into a target
@@ -328,7 +324,7 @@ def _get(place: _Place) -> Any:
 
 def _misfit(old: Any, new: Any) -> str | None:
     """Say why ``new`` cannot take the place of ``old``, if it cannot."""
-    old, new = _raw(old), _raw(new)
+    old, new = raw(old), raw(new)
     if is_array(old) != is_array(new):
         kinds = ["an array" if is_array(x) else type(x).__name__ for x in (old, new)]
         return f"must be {kinds[0]}, got {kinds[1]}"
@@ -345,8 +341,8 @@ def _misfit(old: Any, new: Any) -> str | None:
 
 
 def _staged(old: Any, new: Any) -> Any:
-    new = _raw(new)
+    new = raw(new)
     if not is_array(new):
         return new
-    old = _raw(old)
+    old = raw(old)
     return to_device(new, device_of(old)) if is_device_array(old) or is_device_array(new) else new

@@ -19,7 +19,7 @@ from rtxarr._device import (
     namespace,
     to_device,
 )
-from rtxarr.autograd import Tensor
+from rtxarr.autograd._tape import raw
 from rtxarr.data._prefetch import Prefetch, copied_ahead, in_turn, is_movable, map_arrays, pin
 from rtxarr.random import Generator
 
@@ -93,7 +93,7 @@ class DataLoader:
         transform: Callable[..., Any] | None = None,
     ) -> None:
         self._arrays = _find_arrays(dataset)
-        self.dataset = map_arrays(dataset, _raw) if self._arrays else dataset
+        self.dataset = map_arrays(dataset, raw) if self._arrays else dataset
         self.batch_size = _integer("batch_size", batch_size, 1)
         self.shuffle = shuffle
         self.seed = _integer("seed", seed, 0)
@@ -285,13 +285,9 @@ def _find_arrays(dataset: Any) -> list[Any]:
         arrays = list(dataset)
     else:
         arrays = [dataset] if is_array(dataset) else []
-    arrays = [_raw(x) for x in arrays]
+    arrays = [raw(x) for x in arrays]
     namespace(*arrays)  # refuses arrays of two libraries
     return arrays
-
-
-def _raw(x: Any) -> Any:
-    return x.data if isinstance(x, Tensor) else x
 
 
 def _count_samples(dataset: Any, arrays: list[Any]) -> int:
@@ -324,7 +320,7 @@ def _take_pinned(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 def _stack(samples: list[Any]) -> Any:
     """Join samples along a new first axis, field by field."""
-    samples = [_raw(sample) for sample in samples]
+    samples = [raw(sample) for sample in samples]
     first = samples[0]
     if isinstance(first, Mapping):
         return {key: _stack([sample[key] for sample in samples]) for key in first}

@@ -9,7 +9,7 @@ from rtxarr._device import Device, device_of, is_array, namespace
 from rtxarr._device import device as get_device
 from rtxarr._device import to_device as move
 from rtxarr.autograd import Tensor
-from rtxarr.autograd._tape import _store
+from rtxarr.autograd._tape import mark_changed, raw
 from rtxarr.dtypes import is_inexact
 from rtxarr.nn import initializers
 
@@ -75,8 +75,7 @@ class Buffer(Tensor):
 
 def _copied(value, dtype, device):
     """Give a fresh array with the values of an array, Tensor or nested list."""
-    if isinstance(value, Tensor):
-        value = value.data
+    value = raw(value)
     if isinstance(value, tuple):
         raise TypeError(f"a shape needs init, as in Parameter({value}, init='zeros')")
     if not is_array(value):
@@ -84,7 +83,7 @@ def _copied(value, dtype, device):
             return namespace().asarray(value, dtype="float32" if dtype is None else dtype)
     if device is not None and get_device(device) != device_of(value):
         value = move(value, device)
-    # One elements's worth of NumPy scalar becomes an array that can be written into.
+    # A copy of a NumPy scalar is an array, which can be written into.
     return namespace(value).asarray(value, dtype=dtype, copy=True)
 
 
@@ -116,4 +115,4 @@ def replace_data(tensor: Tensor, data: Any) -> None:
     tensor.data = data
     if grad is not None:
         tensor.grad = move(namespace(grad).astype(grad, data.dtype), device_of(data))
-    _store(tensor)[0] += 1
+    mark_changed(tensor)

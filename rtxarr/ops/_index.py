@@ -7,7 +7,7 @@ import numpy as np
 from rtxarr._device import namespace
 from rtxarr.autograd._mode import is_recording
 from rtxarr.autograd._op import differentiable
-from rtxarr.autograd._tape import Leaf, Tensor, raw
+from rtxarr.autograd._tape import Leaf, Tensor, mark_changed, raw
 from rtxarr.ops._manipulate import broadcast_to, normalize_axis
 
 __all__ = [
@@ -19,11 +19,11 @@ __all__ = [
 ]
 
 
-def _unwrap(key):
+def unwrap(key):
     """Take raw arrays out of the tensors in an index."""
     if isinstance(key, tuple):
-        return tuple(_unwrap(k) for k in key)
-    return key.data if isinstance(key, Tensor) else key
+        return tuple(unwrap(k) for k in key)
+    return raw(key)
 
 
 def _is_basic(key):
@@ -97,7 +97,7 @@ def index_add(x, key, values, /):
     values : array, Tensor or scalar, broadcast to the shape of ``x[key]``
     """
     array = raw(x)
-    key = _unwrap(key)
+    key = unwrap(key)
     if not hasattr(values, "dtype"):
         values = namespace(array).asarray(values, dtype=array.dtype)
     return x + _index_add_zeros(broadcast_to(values, array[key].shape), key, array.shape)
@@ -190,7 +190,7 @@ take_along_axis.defvjps(x=_take_along_rule)
 
 def set_item(tensor, key, value):
     """Implement ``tensor[key] = value``; see the notes of :class:`Tensor`."""
-    key = _unwrap(key)
+    key = unwrap(key)
     tracked = tensor.node is not None or (isinstance(value, Tensor) and value.node is not None)
     if tracked and is_recording():
         if type(tensor.node) is Leaf:
@@ -205,6 +205,4 @@ def set_item(tensor, key, value):
     if isinstance(tensor.data, np.generic):
         tensor.data = np.asarray(tensor.data)
     tensor.data[key] = value
-    if tensor.store is None:
-        tensor.store = [0]
-    tensor.store[0] += 1
+    mark_changed(tensor)

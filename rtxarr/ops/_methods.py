@@ -200,7 +200,7 @@ for _name, _function in {
     setattr(Tensor, _name, _method(_function))
 
 Tensor.__hash__ = object.__hash__
-Tensor.__getitem__ = lambda self, key: index.getitem(self, index._unwrap(key))
+Tensor.__getitem__ = lambda self, key: index.getitem(self, index.unwrap(key))
 Tensor.__setitem__ = index.set_item
 Tensor.__iter__ = _iterate
 Tensor.__len__ = _length

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rtxarr._device import device_of, namespace, to_device
-from rtxarr.autograd._tape import _store
+from rtxarr.autograd._tape import mark_changed
 from rtxarr.optim._optimizer import require_params, widened
 
 
@@ -59,13 +59,13 @@ class ExponentialMovingAverage:
         originals = [param.data for param in self.params]
         for param, average in zip(self.params, self.averages, strict=True):
             param.data = namespace(average).astype(average, param.dtype, copy=True)
-            _store(param)[0] += 1
+            mark_changed(param)
         try:
             yield
         finally:
             for param, original in zip(self.params, originals, strict=True):
                 param.data = original
-                _store(param)[0] += 1
+                mark_changed(param)
 
     def state_dict(self) -> dict[str, Any]:
         """Give what :meth:`load_state_dict` needs to go on; its arrays change with updates."""

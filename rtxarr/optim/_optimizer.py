@@ -8,7 +8,7 @@ import numpy as np
 
 from rtxarr._device import device_of, is_array, namespace, runs_kernels, to_device
 from rtxarr.autograd import Tensor
-from rtxarr.autograd._tape import _store
+from rtxarr.autograd._tape import mark_changed
 from rtxarr.dtypes import accumulator, is_floating, is_half
 
 
@@ -75,7 +75,7 @@ class Optimizer:
                 if param not in self.state:
                     self.state[param] = self._started(param, group)
                 self._step_one(param.data, grad, self.state[param], group)
-                _store(param)[0] += 1
+                mark_changed(param)
 
     def _started(self, param, group):
         return {"step": 0, **self.start(widened(param.data), group)}
