@@ -35,6 +35,8 @@ run() { # NAME COMMAND...
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv | tee "$out/device.csv"
 "$python" -m pip list --format=json >"$out/packages.json"
+# Without this, every test would be skipped and the run would pass.
+"$python" -c 'import cupy, sys; sys.exit(None if cupy.is_available() else "CuPy sees no GPU")'
 
 # The marker also picks the `xp[cupy]` case of every test over array backends.
 RTXARR_TEST_BACKENDS=cupy,numpy run tests \
