@@ -20,7 +20,8 @@ from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import conj, imag, real, where
-from rtxarr.ops._inverse import in_single, solve
+from rtxarr.ops._half import rounded_once
+from rtxarr.ops._inverse import solve
 from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import concat
 from rtxarr.ops._matrix import (
@@ -104,7 +105,7 @@ def cholesky(x, /, *, upper: bool = False):
     return adjoint(lower) if upper else lower
 
 
-@in_single
+@rounded_once
 @differentiable(holomorphic=False)
 def _cholesky(x, /):
     check_matrix(x, square=True)
@@ -131,7 +132,7 @@ def _hermitian_from_lower(x):
 _cholesky.defvjps(x=_cholesky_rule)
 
 
-@in_single
+@rounded_once
 @differentiable(holomorphic=False)
 def qr(x, /, *, mode="reduced"):
     """Factor each matrix into one with orthonormal columns and an upper triangular one.
@@ -212,7 +213,7 @@ def _fold_complement(u, gu, k):
     return first, gu
 
 
-@in_single
+@rounded_once
 @differentiable(holomorphic=False)
 def svd(x, /, *, full_matrices=True):
     """Give the singular value decomposition ``x = U @ diag(S) @ Vh`` of each matrix.
@@ -277,7 +278,7 @@ def _svd_rule(g, out, x_shape):
     return (matmul(matmul(u, inner), vh) + outside,)
 
 
-@in_single
+@rounded_once
 @differentiable(holomorphic=False)
 def svdvals(x, /):
     """Give the singular values of each matrix, largest first.
@@ -303,7 +304,7 @@ def _svdvals_rule(g, x):
 svdvals.defvjps(x=_svdvals_rule)
 
 
-@in_single
+@rounded_once
 @nondifferentiable
 def matrix_rank(x, /, *, rtol=None):
     """Count the singular values that are not negligible.
@@ -333,7 +334,7 @@ def matrix_rank(x, /, *, rtol=None):
 # -------------------------------------------------------------------------- eigenvalues
 
 
-@in_single
+@rounded_once
 @differentiable(holomorphic=False)
 def eigh(x, /):
     """Give eigenvalues and eigenvectors of Hermitian matrices.
@@ -377,7 +378,7 @@ def _eigh_rule(g, out):
     return (matmul(matmul(v, inner), vh),)
 
 
-@in_single
+@rounded_once
 @differentiable(holomorphic=False)
 def eigvalsh(x, /):
     """Give the eigenvalues of Hermitian matrices, smallest first.
@@ -404,7 +405,7 @@ def _eigvalsh_rule(g, x):
 eigvalsh.defvjps(x=_eigvalsh_rule)
 
 
-@in_single
+@rounded_once
 @differentiable(holomorphic=False)
 def eig(x, /):
     """Give eigenvalues and eigenvectors of square matrices, as complex numbers.
@@ -449,7 +450,7 @@ def _eig_rule(g, out):
     return (solve(vh, matmul(inner, vh)),)
 
 
-@in_single
+@rounded_once
 @differentiable(holomorphic=False)
 def eigvals(x, /):
     """Give the eigenvalues of square matrices, as complex numbers in no particular order.

@@ -2,7 +2,6 @@
 
 import functools
 
-from rtxarr._device import namespace
 from rtxarr.dtypes import is_floating, is_half, result_type
 from rtxarr.ops._elementwise import astype
 
@@ -13,17 +12,32 @@ def widen(x):
 
 
 def rounded_once(function):
-    """Let a function over raw arrays compute in float32 where they are half-precision ones.
+    """Let a function of arrays or tensors compute in float32 where they are half-precision ones.
 
-    The result has the arguments' common dtype.
+    Its floating-point result, or those in a named tuple of results, get the arguments' common
+    dtype. A ``dtype`` option that is given says itself what to compute in.
     """
 
     @functools.wraps(function)
     def wrapper(*args, **options):
-        if not any(is_half(getattr(a, "dtype", None)) for a in args):
+        for x in args:
+            if is_half(getattr(x, "dtype", None)):
+                break
+        else:
             return function(*args, **options)
-        floats = [a for a in args if is_floating(getattr(a, "dtype", "int64"))]
+        if options.get("dtype") is not None:
+            return function(*args, **options)
         out = function(*map(widen, args), **options)
-        return namespace(out).astype(out, result_type(*(a.dtype for a in floats)), copy=False)
+        dtype = result_type(*(x.dtype for x in args if hasattr(x, "dtype")))
+        if not is_half(dtype):
+            return out
+        if isinstance(out, tuple):
+            return type(out)(*(_round(part, dtype) for part in out))
+        return _round(out, dtype)
 
     return wrapper
+
+
+def _round(x, dtype):
+    # Complex results of a real matrix stay complex64: there is no narrower type.
+    return astype(x, dtype, copy=False) if is_floating(x.dtype) else x

@@ -9,7 +9,6 @@ Giles, "An extended collection of matrix derivative results for forward and reve
 automatic differentiation", 2008.
 """
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +17,8 @@ from rtxarr import dtypes
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
-from rtxarr.ops._elementwise import astype, conj, imag, where
-from rtxarr.ops._half import widen
+from rtxarr.ops._elementwise import conj, imag, where
+from rtxarr.ops._half import rounded_once
 from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import expand_dims, matrix_transpose
 from rtxarr.ops._matrix import adjoint, check_matrix, column_vectors, identity_mask
@@ -32,35 +31,12 @@ class SlogdetResult(NamedTuple):
     logabsdet: object
 
 
-def in_single(function):
-    """Give ``function`` half-precision arrays as float32, and round what comes back."""
-
-    @functools.wraps(function)
-    def call(*arrays, **options):
-        if not any(dtypes.is_half(getattr(x, "dtype", None)) for x in arrays):
-            return function(*arrays, **options)
-        out = function(*map(widen, arrays), **options)
-        dtype = dtypes.result_type(*arrays)
-        if not dtypes.is_half(dtype):
-            return out
-        if isinstance(out, tuple):
-            return type(out)(*(_round(part, dtype) for part in out))
-        return _round(out, dtype)
-
-    return call
-
-
-def _round(x, dtype):
-    # Complex results of a real matrix stay complex64: there is no narrower type.
-    return astype(x, dtype) if x.dtype == dtypes.float32 else x
-
-
 def _scalars(x):
     """Make each number a matrix of one element."""
     return expand_dims(x, axis=(-2, -1))
 
 
-@in_single
+@rounded_once
 @differentiable
 def inv(x, /):
     """Invert each matrix.
@@ -82,7 +58,7 @@ def _inv_rule(g, out):
 inv.defvjps(x=_inv_rule)
 
 
-@in_single
+@rounded_once
 @differentiable
 def solve(x1, x2, /):
     """Solve the linear systems ``x1 @ x = x2``.
@@ -122,7 +98,7 @@ def _solve_rule(g, out, x1, x2_shape, needs):
     return left, right[..., 0] if len(x2_shape) == 1 else right
 
 
-@in_single
+@rounded_once
 @differentiable
 def det(x, /):
     """Give the determinant of each matrix.
@@ -163,7 +139,7 @@ def _rounding_error(x):
 det.defvjps(x=_det_rule)
 
 
-@in_single
+@rounded_once
 @differentiable(holomorphic=False)
 def slogdet(x, /):
     """Give sign and logarithm of the absolute value of each determinant.
@@ -197,7 +173,7 @@ def _slogdet_rule(g, out, x):
     return (_scalars(factor) * adjoint(inv(regular)),)
 
 
-@in_single
+@rounded_once
 @differentiable(holomorphic=False)
 def pinv(x, /, *, rtol=None):
     """Give the Moore-Penrose pseudo-inverse of each matrix.

@@ -1,14 +1,13 @@
 """Matrix products, and their derivative rules; decompositions are in ``rtxarr.linalg``."""
 
-import functools
 import math
 
 import numpy as np
 
-from rtxarr import dtypes
 from rtxarr._device import is_device_array, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.ops._elementwise import conj
+from rtxarr.ops._half import rounded_once
 from rtxarr.ops._manipulate import (
     expand_dims,
     matrix_transpose,
@@ -22,15 +21,6 @@ __all__ = [
     "tensordot",
     "vecdot",
 ]
-
-
-def _in_single(xp, product, *arrays):
-    """Compute ``product`` of arrays, half-precision ones in float32, and round once."""
-    if not any(dtypes.is_half(x.dtype) for x in arrays):
-        return product(*arrays)
-    dtype = dtypes.result_type(*arrays)
-    wide = dtypes.accumulator(dtype)
-    return xp.astype(product(*(xp.astype(x, wide) for x in arrays)), dtype, copy=False)
 
 
 @differentiable
@@ -55,10 +45,15 @@ def matmul(x1, x2, /):
             "the last axis of x1 must match the second-to-last of x2 (the only one of a vector), "
             f"got shapes {x1.shape} and {x2.shape}"
         )
-    xp = namespace(x1, x2)
-    if is_device_array(x1):
-        return xp.matmul(x1, x2)  # promotes bfloat16 and accumulates in float32 by itself
-    return _in_single(xp, xp.matmul, x1, x2)
+    # CuPy's promotes bfloat16 and accumulates in float32 by itself.
+    return (_matmul if is_device_array(x1) else _matmul_in_single)(x1, x2)
+
+
+def _matmul(x1, x2):
+    return namespace(x1, x2).matmul(x1, x2)
+
+
+_matmul_in_single = rounded_once(_matmul)
 
 
 def _matmul_rule1(g, x2, x1_shape):
@@ -87,6 +82,7 @@ matmul.defvjps(x1=_matmul_rule1, x2=_matmul_rule2)
 
 
 @differentiable(holomorphic=False)
+@rounded_once
 def vecdot(x1, x2, /, *, axis=-1):
     """Give the dot products along one axis; the first argument is conjugated.
 
@@ -116,8 +112,7 @@ def vecdot(x1, x2, /, *, axis=-1):
             f"{x2.shape}"
         )
     axis = axis if axis < 0 else axis - x1.ndim
-    xp = namespace(x1, x2)
-    return _in_single(xp, functools.partial(xp.vecdot, axis=axis), x1, x2)
+    return namespace(x1, x2).vecdot(x1, x2, axis=axis)
 
 
 def _vecdot_restore(g, x1_shape, x2_shape, axis):

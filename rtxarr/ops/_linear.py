@@ -31,6 +31,9 @@ def _affine(x, weight, bias):
     return out if x.ndim == 2 else reshape(out, (*x.shape[:-1], weight.shape[0]))
 
 
+_affine_in_single = rounded_once(_affine)
+
+
 @differentiable
 def linear(x, weight, bias=None):
     """Give ``x @ weight.T + bias``.
@@ -57,7 +60,7 @@ def linear(x, weight, bias=None):
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape {weight.shape[:1]}, got {bias.shape}")
     # On a GPU the product itself takes half precision and accumulates in float32.
-    return (_affine if is_device_array(x) else rounded_once(_affine))(x, weight, bias)
+    return (_affine if is_device_array(x) else _affine_in_single)(x, weight, bias)
 
 
 linear.defvjps(

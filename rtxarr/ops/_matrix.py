@@ -10,6 +10,7 @@ from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import abs, astype, conj, multiply, where
+from rtxarr.ops._half import rounded_once
 from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import expand_dims, matrix_transpose, normalize_axes, reshape
 from rtxarr.ops._reduce import max, min, sum
@@ -228,6 +229,7 @@ def _identities(x):
 
 
 @differentiable(holomorphic=False)
+@rounded_once
 def vector_norm(x, /, *, axis=None, keepdims=False, ord=2):
     """Give the norm of vectors; half-precision ones are added up in float32.
 
@@ -254,13 +256,8 @@ def vector_norm(x, /, *, axis=None, keepdims=False, ord=2):
     """
     if isinstance(ord, str) or ord is None:
         raise ValueError(f"ord must be a number, got {ord!r}")
-    xp = namespace(x)
     axes = normalize_axes(axis, x.ndim)
-    if dtypes.is_half(x.dtype):
-        wide = xp.astype(x, dtypes.accumulator(x.dtype))
-        out = xp.linalg.vector_norm(wide, axis=axes, keepdims=keepdims, ord=ord)
-        return xp.astype(out, x.dtype)
-    return xp.linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
+    return namespace(x).linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
 
 
 def _vector_norm_rule(g, x, out, x_shape, axis, keepdims, ord):

@@ -10,13 +10,8 @@ import numpy as np
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
-from rtxarr.dtypes import accumulator, is_half
-from rtxarr.ops._elementwise import (
-    astype,
-    exp,
-    isnan,
-    where,
-)
+from rtxarr.ops._elementwise import astype, exp, isnan, where
+from rtxarr.ops._half import rounded_once
 from rtxarr.ops._manipulate import (
     broadcast_to,
     concat,
@@ -74,34 +69,21 @@ def _spread(g, x_shape, axis, keepdims):
     return broadcast_to(_restore(g, x_shape, axis, keepdims), x_shape)
 
 
-def _wide(x, dtype=None):
-    """Give ``x`` in the dtype to accumulate in, and the dtype of the result (None: as is)."""
-    if not is_half(x.dtype) or dtype is not None:
-        return x, None
-    return namespace(x).astype(x, accumulator(x.dtype)), x.dtype
-
-
-def _narrow(xp, out, dtype):
-    return out if dtype is None else xp.astype(out, dtype, copy=False)
-
-
 @differentiable
+@rounded_once
 def sum(x, /, *, axis=None, dtype=None, keepdims=False):
     """Sum over axes; integers widen to int64."""
-    xp = namespace(x)
-    x, narrow = _wide(x, dtype)
-    return _narrow(xp, xp.sum(x, axis=axis, dtype=dtype, keepdims=keepdims), narrow)
+    return namespace(x).sum(x, axis=axis, dtype=dtype, keepdims=keepdims)
 
 
 sum.defvjps(x=_spread)
 
 
 @differentiable
+@rounded_once
 def mean(x, /, *, axis=None, keepdims=False):
     """Give the arithmetic mean over axes; of nothing it is NaN."""
-    xp = namespace(x)
-    x, narrow = _wide(x)
-    return _narrow(xp, xp.mean(x, axis=axis, keepdims=keepdims), narrow)
+    return namespace(x).mean(x, axis=axis, keepdims=keepdims)
 
 
 mean.defvjps(
@@ -112,11 +94,10 @@ mean.defvjps(
 
 
 @differentiable(holomorphic=False)
+@rounded_once
 def var(x, /, *, axis=None, correction=0.0, keepdims=False):
     """Give the variance over axes: squared deviations over ``n - correction``."""
-    xp = namespace(x)
-    x, narrow = _wide(x)
-    return _narrow(xp, xp.var(x, axis=axis, correction=correction, keepdims=keepdims), narrow)
+    return namespace(x).var(x, axis=axis, correction=correction, keepdims=keepdims)
 
 
 def _var_rule(g, x, x_shape, axis, correction, keepdims):
@@ -128,11 +109,10 @@ var.defvjps(x=_var_rule)
 
 
 @differentiable(holomorphic=False)
+@rounded_once
 def std(x, /, *, axis=None, correction=0.0, keepdims=False):
     """Give the standard deviation over axes; see :func:`var`."""
-    xp = namespace(x)
-    x, narrow = _wide(x)
-    return _narrow(xp, xp.std(x, axis=axis, correction=correction, keepdims=keepdims), narrow)
+    return namespace(x).std(x, axis=axis, correction=correction, keepdims=keepdims)
 
 
 def _std_rule(g, out, x, x_shape, axis, correction, keepdims):
@@ -145,11 +125,10 @@ std.defvjps(x=_std_rule)
 
 
 @differentiable
+@rounded_once
 def prod(x, /, *, axis=None, dtype=None, keepdims=False):
     """Multiply over axes."""
-    xp = namespace(x)
-    x, narrow = _wide(x, dtype)
-    return _narrow(xp, xp.prod(x, axis=axis, dtype=dtype, keepdims=keepdims), narrow)
+    return namespace(x).prod(x, axis=axis, dtype=dtype, keepdims=keepdims)
 
 
 def _prod_rule(g, x, x_shape, axis, keepdims):
@@ -204,6 +183,7 @@ def _cumulative_axis(x, axis):
 
 
 @differentiable
+@rounded_once
 def cumulative_sum(x, /, *, axis=None, dtype=None, include_initial=False):
     """Give the running sums along one axis.
 
@@ -215,11 +195,8 @@ def cumulative_sum(x, /, *, axis=None, dtype=None, include_initial=False):
     include_initial : bool, default False
         Start with a zero, so that the result is one longer.
     """
-    xp = namespace(x)
     axis = _cumulative_axis(x, axis)
-    x, narrow = _wide(x, dtype)
-    out = xp.cumulative_sum(x, axis=axis, dtype=dtype, include_initial=include_initial)
-    return _narrow(xp, out, narrow)
+    return namespace(x).cumulative_sum(x, axis=axis, dtype=dtype, include_initial=include_initial)
 
 
 def _drop_initial(g, axis, include_initial):
@@ -238,13 +215,11 @@ cumulative_sum.defvjps(x=_cumulative_sum_rule)
 
 
 @differentiable
+@rounded_once
 def cumulative_prod(x, /, *, axis=None, dtype=None, include_initial=False):
     """Give the running products along one axis; see :func:`cumulative_sum`."""
-    xp = namespace(x)
     axis = _cumulative_axis(x, axis)
-    x, narrow = _wide(x, dtype)
-    out = xp.cumulative_prod(x, axis=axis, dtype=dtype, include_initial=include_initial)
-    return _narrow(xp, out, narrow)
+    return namespace(x).cumulative_prod(x, axis=axis, dtype=dtype, include_initial=include_initial)
 
 
 def _cumulative_prod_rule(g, x, axis, include_initial):
@@ -320,21 +295,20 @@ def count_nonzero(x, /, *, axis=None, keepdims=False):
 
 
 @differentiable
+@rounded_once
 def logsumexp(x, /, *, axis=None, keepdims=False):
     """Give ``log(sum(exp(x)))`` over axes without overflow; -inf for nothing."""
     xp = namespace(x)
-    x, narrow = _wide(x)
     axes = normalize_axes(axis, x.ndim)
     if 0 in (x.shape[a] for a in axes):
-        out = xp.sum(x, axis=axes, keepdims=keepdims) - xp.asarray(np.inf, dtype=x.dtype)
-        return _narrow(xp, out, narrow)
+        return xp.sum(x, axis=axes, keepdims=keepdims) - xp.asarray(np.inf, dtype=x.dtype)
     top = xp.max(x, axis=axes, keepdims=True)
     shift = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
     total = xp.sum(xp.exp(x - shift), axis=axes, keepdims=True)
     # log(0) is the right -inf for a row of -inf, without NumPy's warning.
     out = shift + xp.log(xp.where(total == 0, xp.ones_like(total), total))
     out = xp.where(total == 0, top, out)
-    return _narrow(xp, out if keepdims else xp.squeeze(out, axis=axes), narrow)
+    return out if keepdims else xp.squeeze(out, axis=axes)
 
 
 def _logsumexp_rule(g, x, out, x_shape, axis, keepdims):

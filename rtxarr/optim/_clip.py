@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from rtxarr._device import namespace
-from rtxarr.optim._optimizer import require_params, widened
+from rtxarr.ops._half import widen
+from rtxarr.optim._optimizer import require_params
 
 
 def clip_grad_norm(params: Iterable, max_norm: float) -> Any:
@@ -31,7 +32,7 @@ def clip_grad_norm(params: Iterable, max_norm: float) -> Any:
     xp = namespace(*(p.grad for p in params))
     total = None
     for param in params:
-        grad = widened(param.grad)
+        grad = widen(param.grad)
         square = xp.sum(grad * grad)
         total = square if total is None else total + square
     norm = xp.sqrt(total)

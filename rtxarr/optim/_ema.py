@@ -6,7 +6,8 @@ from typing import Any
 
 from rtxarr._device import device_of, namespace, to_device
 from rtxarr.autograd._tape import mark_changed
-from rtxarr.optim._optimizer import require_params, widened
+from rtxarr.ops._half import widen
+from rtxarr.optim._optimizer import require_params
 
 
 class ExponentialMovingAverage:
@@ -42,7 +43,7 @@ class ExponentialMovingAverage:
         self.decay = decay
         self.warmup = warmup
         self.n_updates = 0
-        self.averages = [namespace(p.data).asarray(widened(p.data), copy=True) for p in self.params]
+        self.averages = [namespace(p.data).asarray(widen(p.data), copy=True) for p in self.params]
 
     def update(self) -> None:
         """Move the averages towards the parameters: ``a = decay * a + (1 - decay) * p``."""
@@ -51,7 +52,7 @@ class ExponentialMovingAverage:
         decay = min(self.decay, (1 + n) / (10 + n)) if self.warmup else self.decay
         for average, param in zip(self.averages, self.params, strict=True):
             average *= decay
-            average += (1 - decay) * widened(param.data)
+            average += (1 - decay) * widen(param.data)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -9,7 +9,8 @@ import numpy as np
 from rtxarr._device import device_of, is_array, namespace, runs_kernels, to_device
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._tape import mark_changed
-from rtxarr.dtypes import accumulator, is_floating, is_half
+from rtxarr.dtypes import is_floating
+from rtxarr.ops._half import widen
 
 
 class Optimizer:
@@ -78,7 +79,7 @@ class Optimizer:
                 mark_changed(param)
 
     def _started(self, param, group):
-        return {"step": 0, **self.start(widened(param.data), group)}
+        return {"step": 0, **self.start(widen(param.data), group)}
 
     def _step_one(self, data, grad, state, group):
         state["step"] += 1
@@ -91,8 +92,8 @@ class Optimizer:
             self._update_wide(*piece, group)
 
     def _update_wide(self, data, grad, state, group):
-        wide = widened(data)
-        self.update(wide, widened(grad), state, group)
+        wide = widen(data)
+        self.update(wide, widen(grad), state, group)
         if wide is not data:
             data[...] = namespace(data).astype(wide, data.dtype)
 
@@ -193,11 +194,6 @@ def _pieces(data, grad, state):
 
 
 _PIECE = 2**16
-
-
-def widened(x: Any) -> Any:
-    """Give a float32 copy of a float16 or bfloat16 array; other arrays themselves."""
-    return namespace(x).astype(x, accumulator(x.dtype)) if is_half(x.dtype) else x
 
 
 def require(settings: Mapping[str, Any], name: str, low: float, high: float | None = None) -> None:
