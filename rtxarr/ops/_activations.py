@@ -15,7 +15,7 @@ from rtxarr.autograd._tape import raw
 from rtxarr.ops._check import check_floating, check_rate
 from rtxarr.ops._elementwise import abs, exp, tanh, where
 from rtxarr.ops._half import rounded_once, widen
-from rtxarr.ops._manipulate import normalize_axes
+from rtxarr.ops._manipulate import normalize_axis, part_along
 from rtxarr.ops._reduce import logsumexp, sum
 
 __all__ = [
@@ -330,7 +330,7 @@ def softmax(x, /, *, axis: int = -1):
 def _shifted(x, axis):
     """Subtract the largest element along the axis, where it is finite."""
     check_floating(x=x)
-    axis = normalize_axes(axis, x.ndim)[0]
+    axis = normalize_axis(axis, x.ndim)
     xp = namespace(x)
     if x.shape[axis] == 0:
         return x, xp
@@ -370,12 +370,11 @@ log_softmax.defvjps(
 def _gated(x, axis, activation):
     """Multiply the first half along ``axis`` by the activation of the second."""
     check_floating(x=x)
-    axis = normalize_axes(axis, x.ndim)[0]
+    axis = normalize_axis(axis, x.ndim)
     n = x.shape[axis]
     if n % 2:
         raise ValueError(f"x must have an even length along axis {axis}, got {n}")
-    before = (slice(None),) * axis
-    return x[(*before, slice(n // 2), ...)] * activation(x[(*before, slice(n // 2, None), ...)])
+    return part_along(x, axis, 0, n // 2) * activation(part_along(x, axis, n // 2, n))
 
 
 _GATE_DOC = """

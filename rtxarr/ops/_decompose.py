@@ -21,7 +21,7 @@ from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import conj, imag, real, where
 from rtxarr.ops._half import rounded_once
-from rtxarr.ops._inverse import solve
+from rtxarr.ops._inverse import default_rtol, solve
 from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import concat
 from rtxarr.ops._matrix import (
@@ -172,7 +172,7 @@ def _qr_rule(g, out, x_shape):
     gq, gr = g
     q, r = out
     n, m = x_shape[-2:]
-    k = n if n < m else m
+    k = min(n, m)
     if q.shape[-1] > k:
         q, gq = _fold_complement(q, gq, k)
         r, gr = r[..., :k, :], None if gr is None else gr[..., :k, :]
@@ -325,8 +325,7 @@ def matrix_rank(x, /, *, rtol=None):
     values = xp.linalg.svdvals(x)
     if values.shape[-1] == 0:
         return xp.count_nonzero(values, axis=-1)
-    if rtol is None:
-        rtol = max(x.shape[-2:]) * dtypes.finfo(x.dtype).eps
+    rtol = default_rtol(x) if rtol is None else rtol
     limit = values[..., :1] * xp.asarray(rtol, dtype=values.dtype)[..., None]
     return xp.count_nonzero(values > limit, axis=-1)
 

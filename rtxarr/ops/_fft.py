@@ -13,7 +13,7 @@ from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import conj
 from rtxarr.ops._half import widen
-from rtxarr.ops._manipulate import normalize_axes, pad, roll
+from rtxarr.ops._manipulate import listed_axes, normalize_axes, pad, roll
 from rtxarr.ops._matrix import places
 
 _SWAPPED = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
@@ -28,11 +28,9 @@ def _prepare(x, s, axes, norm, *, half_spectrum=False):
         if count > x.ndim:
             raise ValueError(f"s must have at most {x.ndim} lengths, got {tuple(s)}")
         axes = range(x.ndim - count, x.ndim)
-    axes = tuple(axes)
-    normalize_axes(axes, x.ndim)  # refuses what is out of range or named twice
+    axes = listed_axes(axes, x.ndim)
     if not axes:
         raise ValueError(f"axes must name at least one axis of x, got shape {x.shape}")
-    axes = tuple(a % x.ndim for a in axes)
     if s is None:
         s = [x.shape[a] for a in axes]
         if half_spectrum:

@@ -8,7 +8,7 @@ from rtxarr._device import namespace
 from rtxarr.autograd._mode import is_recording
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Leaf, Tensor, mark_changed, raw
-from rtxarr.ops._manipulate import broadcast_to, normalize_axis
+from rtxarr.ops._manipulate import broadcast_to, only_axis
 
 __all__ = [
     "getitem",
@@ -103,14 +103,6 @@ def index_add(x, key, values, /):
     return x + _index_add_zeros(broadcast_to(values, array[key].shape), key, array.shape)
 
 
-def _take_axis(x, indices, axis):
-    if axis is None:
-        if x.ndim != 1:
-            raise ValueError(f"axis must be given for an array of {x.ndim} dimensions")
-        return 0
-    return normalize_axis(axis, x.ndim)
-
-
 @differentiable(movement=True)
 def take(x, indices, /, *, axis=None):
     """Take elements along one axis.
@@ -123,15 +115,14 @@ def take(x, indices, /, *, axis=None):
     axis : int, optional
         May be left out for a 1-D array.
     """
-    return namespace(x).take(x, indices, axis=_take_axis(x, indices, axis))
+    return namespace(x).take(x, indices, axis=only_axis(axis, x.ndim))
 
 
 def _take_rule(g, indices, x_shape, axis):
-    axis = 0 if axis is None else axis % len(x_shape)
-    key = (slice(None),) * axis + (indices,)
+    axis = only_axis(axis, len(x_shape))
     if axis == 0:
         return _scatter_rows(g, indices, x_shape)
-    return _index_add_zeros(g, key, x_shape)
+    return _index_add_zeros(g, (slice(None),) * axis + (indices,), x_shape)
 
 
 take.defvjps(x=_take_rule)

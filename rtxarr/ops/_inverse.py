@@ -173,6 +173,11 @@ def _slogdet_rule(g, out, x):
     return (_scalars(factor) * adjoint(inv(regular)),)
 
 
+def default_rtol(x):
+    """Give the share of the largest singular value up to which others are taken for zero."""
+    return max(x.shape[-2:]) * dtypes.finfo(x.dtype).eps
+
+
 @rounded_once
 @differentiable(holomorphic=False)
 def pinv(x, /, *, rtol=None):
@@ -199,8 +204,7 @@ def pinv(x, /, *, rtol=None):
     problems whose variables separate", 1973, eq. 4.12.
     """
     check_matrix(x)
-    if rtol is None:
-        rtol = max(x.shape[-2:]) * dtypes.finfo(x.dtype).eps
+    rtol = default_rtol(x) if rtol is None else rtol
     return namespace(x).linalg.pinv(x, rtol=rtol)
 
 

@@ -9,9 +9,10 @@ from rtxarr.autograd._op import differentiable
 from rtxarr.ops._elementwise import conj
 from rtxarr.ops._half import rounded_once
 from rtxarr.ops._manipulate import (
+    common_axis,
     expand_dims,
+    listed_axes,
     matrix_transpose,
-    normalize_axes,
     permute_dims,
     reshape,
 )
@@ -102,16 +103,12 @@ def vecdot(x1, x2, /, *, axis=-1):
     for name, x in (("x1", x1), ("x2", x2)):
         if not -x.ndim <= axis < x.ndim:
             raise ValueError(f"axis must be an axis of {name} of shape {x.shape}, got {axis}")
-    if axis >= 0 and x1.ndim != x2.ndim:
-        raise ValueError(
-            f"axis must be negative for arrays of {x1.ndim} and {x2.ndim} dimensions, got {axis}"
-        )
+    axis = common_axis(axis, x1, x2)
     if x1.shape[axis] != x2.shape[axis]:
         raise ValueError(
             f"x1 and x2 must have the same length along axis {axis}, got shapes {x1.shape} and "
             f"{x2.shape}"
         )
-    axis = axis if axis < 0 else axis - x1.ndim
     return namespace(x1, x2).vecdot(x1, x2, axis=axis)
 
 
@@ -154,7 +151,7 @@ def tensordot(x1, x2, /, *, axes=2):
     elif len(axes) != 2:
         raise ValueError(f"axes must be an int or two sequences of int, got {axes}")
     else:
-        axes1, axes2 = (_listed_axes(a, x.ndim) for a, x in zip(axes, (x1, x2), strict=True))
+        axes1, axes2 = (listed_axes(a, x.ndim) for a, x in zip(axes, (x1, x2), strict=True))
     if [x1.shape[a] for a in axes1] != [x2.shape[a] for a in axes2]:
         raise ValueError(
             f"axes must pair axes of equal lengths, got {axes} for shapes {x1.shape} and {x2.shape}"
@@ -166,9 +163,3 @@ def tensordot(x1, x2, /, *, axes=2):
     left = reshape(permute_dims(x1, (*free1, *axes1)), (math.prod(shape1), n_paired))
     right = reshape(permute_dims(x2, (*axes2, *free2)), (n_paired, math.prod(shape2)))
     return reshape(matmul(left, right), (*shape1, *shape2))
-
-
-def _listed_axes(axes, ndim):
-    axes = [axes] if isinstance(axes, (int, np.integer)) else list(axes)
-    normalize_axes(axes, ndim)  # refuses what is out of range or named twice
-    return [a % ndim for a in axes]

@@ -17,7 +17,7 @@ from rtxarr.ops._check import check_floating, check_index
 from rtxarr.ops._elementwise import abs, astype, clip, exp, log, maximum, sqrt, where
 from rtxarr.ops._half import widen
 from rtxarr.ops._index import _along_axis_key, take_along_axis
-from rtxarr.ops._manipulate import moveaxis, normalize_axes
+from rtxarr.ops._manipulate import moveaxis, normalize_axis
 from rtxarr.ops._reduce import logsumexp, mean, sum
 
 __all__ = [
@@ -55,7 +55,7 @@ _REDUCTION_DOC = """
 def _classes_last(x, labels, axis, ignore_index, name):
     """Move the classes to the end; give also the labels and which of them count (None: all)."""
     check_floating(**{name: x})
-    axis = normalize_axes(axis, x.ndim)[0]
+    axis = normalize_axis(axis, x.ndim)
     if axis != x.ndim - 1:
         x = moveaxis(x, axis, -1)
     labels = raw(labels)
@@ -396,7 +396,7 @@ def cosine_similarity(x1, x2, *, axis: int = -1, eps: float = 1e-8):
     if not eps > 0:
         raise ValueError(f"eps must be above 0, got {eps}")
     a, b, dtype = _pair(x1=x1, x2=x2)
-    normalize_axes(axis, a.ndim)
+    axis = normalize_axis(axis, a.ndim)
 
     def length(x):
         return sqrt(maximum(sum(x * x, axis=axis), eps * eps))

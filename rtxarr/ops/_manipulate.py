@@ -45,15 +45,41 @@ def normalize_axis(axis, ndim):
     return axis % ndim
 
 
-def normalize_axes(axis, ndim) -> tuple[int, ...]:
-    """Give ``axis`` as a sorted tuple of non-negative integers without repeats."""
-    if axis is None:
-        return tuple(range(ndim))
+def listed_axes(axis, ndim) -> tuple[int, ...]:
+    """Give one axis or several as non-negative integers in their order, without repeats."""
     axes = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
-    wrapped = sorted(normalize_axis(a, ndim) for a in axes)
+    wrapped = tuple(normalize_axis(a, ndim) for a in axes)
     if len(set(wrapped)) != len(wrapped):
         raise ValueError(f"axis must not name an axis twice, got {axis}")
-    return tuple(wrapped)
+    return wrapped
+
+
+def normalize_axes(axis, ndim) -> tuple[int, ...]:
+    """Give :func:`listed_axes` sorted; None names all axes."""
+    return tuple(range(ndim)) if axis is None else tuple(sorted(listed_axes(axis, ndim)))
+
+
+def only_axis(axis, ndim):
+    """Give an axis counted from the front; None for the only one of a 1-D array."""
+    if axis is None:
+        if ndim != 1:
+            raise ValueError(f"axis must be given for an array of {ndim} dimensions")
+        return 0
+    return normalize_axis(axis, ndim)
+
+
+def common_axis(axis, x1, x2):
+    """Give, as a negative number, an axis of two arrays that are broadcast against each other."""
+    if axis >= 0 and x1.ndim != x2.ndim:
+        raise ValueError(
+            f"axis must be negative for arrays of {x1.ndim} and {x2.ndim} dimensions, got {axis}"
+        )
+    return axis if axis < 0 else axis - x1.ndim
+
+
+def part_along(x, axis, start, stop):
+    """Give the elements from ``start`` to ``stop`` along an axis counted from the front."""
+    return x[(*(slice(None),) * axis, slice(start, stop), ...)]
 
 
 @_view
@@ -285,18 +311,13 @@ def _concat_rule(g, arrays_shape, axis, needs):
         shapes = arrays_shape
         axis %= len(shapes[0])
     start, grads = 0, []
-    for needed, shape, whole in zip_shapes(needs, shapes, arrays_shape):
+    for place, (shape, whole) in enumerate(zip(shapes, arrays_shape, strict=True)):
+        needed = place < len(needs) and needs[place]  # shorter: it ends with the last tracked one
         stop = start + shape[axis]
-        part = g[(slice(None),) * axis + (slice(start, stop),)] if needed else None
+        part = part_along(g, axis, start, stop) if needed else None
         grads.append(reshape(part, whole) if needed and part.shape != whole else part)
         start = stop
     return grads
-
-
-def zip_shapes(needs, shapes, whole):
-    """Pair each array's shapes with whether its gradient is asked for."""
-    needs = (*needs, *(False,) * (len(shapes) - len(needs)))
-    return zip(needs, shapes, whole, strict=False)
 
 
 _concat.defvjp(_concat_rule)

@@ -1,5 +1,6 @@
 """Parts, products and norms of matrices that are built from other operations."""
 
+import builtins
 import math
 from typing import Literal
 
@@ -12,7 +13,13 @@ from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import abs, astype, conj, multiply, where
 from rtxarr.ops._half import rounded_once
 from rtxarr.ops._linalg import matmul
-from rtxarr.ops._manipulate import expand_dims, matrix_transpose, normalize_axes, reshape
+from rtxarr.ops._manipulate import (
+    common_axis,
+    expand_dims,
+    matrix_transpose,
+    normalize_axes,
+    reshape,
+)
 from rtxarr.ops._reduce import max, min, sum
 
 __all__ = ["tril", "triu"]
@@ -111,7 +118,7 @@ def diagonal(x, /, *, offset: int = 0):
     *stack, n, m = x.shape
     # In the flattened matrix neighbours on a diagonal are m + 1 places apart.
     first = offset if offset >= 0 else -offset * m
-    length = _shorter(n + offset, m) if offset < 0 else _shorter(n, m - offset)
+    length = builtins.min(n + offset, m) if offset < 0 else builtins.min(n, m - offset)
     flat = reshape(x, (*stack, n * m))
     if length <= 0:
         return flat[..., :0]
@@ -121,10 +128,6 @@ def diagonal(x, /, *, offset: int = 0):
 def diagonal_matrix(x):
     """Put the vectors in the last axis on the diagonals of matrices."""
     return where(identity_mask(x, x.shape[-1]), expand_dims(x, axis=-2), 0)
-
-
-def _shorter(a, b):
-    return a if a < b else b
 
 
 def trace(x, /, *, offset: int = 0, dtype=None):
@@ -176,11 +179,7 @@ def cross(x1, x2, /, *, axis=-1):
     for name, x in (("x1", x1), ("x2", x2)):
         if not -x.ndim <= axis < x.ndim or x.shape[axis] != 3:
             raise ValueError(f"{name} must have length 3 along axis {axis}, got shape {x.shape}")
-    if axis >= 0 and x1.ndim != x2.ndim:
-        raise ValueError(
-            f"axis must be negative for arrays of {x1.ndim} and {x2.ndim} dimensions, got {axis}"
-        )
-    axis = axis if axis < 0 else axis - x1.ndim
+    axis = common_axis(axis, x1, x2)
     return namespace(x1, x2).linalg.cross(x1, x2, axis=axis)
 
 

@@ -19,6 +19,8 @@ from rtxarr.ops._manipulate import (
     flip,
     moveaxis,
     normalize_axes,
+    only_axis,
+    part_along,
     permute_dims,
     reshape,
 )
@@ -174,14 +176,6 @@ max.defvjps(x=_extremum_rule)
 min.defvjps(x=_extremum_rule)
 
 
-def _cumulative_axis(x, axis):
-    if axis is None:
-        if x.ndim != 1:
-            raise ValueError(f"axis must be given for an array of {x.ndim} dimensions")
-        return 0
-    return normalize_axes(axis, x.ndim)[0]
-
-
 @differentiable
 @rounded_once
 def cumulative_sum(x, /, *, axis=None, dtype=None, include_initial=False):
@@ -195,18 +189,16 @@ def cumulative_sum(x, /, *, axis=None, dtype=None, include_initial=False):
     include_initial : bool, default False
         Start with a zero, so that the result is one longer.
     """
-    axis = _cumulative_axis(x, axis)
+    axis = only_axis(axis, x.ndim)
     return namespace(x).cumulative_sum(x, axis=axis, dtype=dtype, include_initial=include_initial)
 
 
 def _drop_initial(g, axis, include_initial):
-    if not include_initial:
-        return g
-    return g[(slice(None),) * axis + (slice(1, None),)]
+    return part_along(g, axis, 1, None) if include_initial else g
 
 
 def _cumulative_sum_rule(g, x_shape, axis, include_initial):
-    axis = 0 if axis is None else axis % len(x_shape)
+    axis = only_axis(axis, len(x_shape))
     g = _drop_initial(g, axis, include_initial)
     return flip(cumulative_sum(flip(g, axis=axis), axis=axis), axis=axis)
 
@@ -218,7 +210,7 @@ cumulative_sum.defvjps(x=_cumulative_sum_rule)
 @rounded_once
 def cumulative_prod(x, /, *, axis=None, dtype=None, include_initial=False):
     """Give the running products along one axis; see :func:`cumulative_sum`."""
-    axis = _cumulative_axis(x, axis)
+    axis = only_axis(axis, x.ndim)
     return namespace(x).cumulative_prod(x, axis=axis, dtype=dtype, include_initial=include_initial)
 
 
@@ -228,7 +220,7 @@ def _cumulative_prod_rule(g, x, axis, include_initial):
     Written as a triangular table of products, O(n^2) along the axis, so that zeros need no
     division.
     """
-    axis = 0 if axis is None else axis % x.ndim
+    axis = only_axis(axis, x.ndim)
     g = moveaxis(_drop_initial(g, axis, include_initial), axis, -1)
     rows = moveaxis(x, axis, -1)
     n = rows.shape[-1]
@@ -270,7 +262,7 @@ def _diff_rule(g, x_shape, axis, n, prepend, append):
         )
         g = concat((edge, g), axis=axis) - concat((g, edge), axis=axis)
     first = 0 if prepend is None else prepend.shape[axis]
-    return g[(slice(None),) * axis + (slice(first, first + x_shape[axis]),)]
+    return part_along(g, axis, first, first + x_shape[axis])
 
 
 diff.defvjps(x=_diff_rule)
