@@ -16,6 +16,7 @@ array([8, 6, 3, 0, 3])
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import threading
@@ -38,7 +39,31 @@ _SPAWN = 2**64 - 1  # child number that leads to the spawned ones; explicit keys
 
 # Guards the counters: a draw reserves its words before it makes them.
 _lock = threading.Lock()
-_recording = threading.local()  # .logs: the record_draws() that this thread is inside of
+
+
+class _Place:
+    """A key, and how far its stream has been used."""
+
+    __slots__ = ("key", "stream", "offset", "spawned", "ahead")
+
+    def __init__(self, key: np.uint64, stream: np.uint64, offset: int = 0, spawned: int = 0):
+        self.key = key
+        self.stream = stream
+        self.offset = offset
+        self.spawned = spawned
+        self.ahead = (0, np.empty(0, _U))  # where the stored words begin, and they
+
+    def copy(self) -> _Place:
+        return _Place(self.key, self.stream, self.offset, self.spawned)
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.logs: list[dict[Generator, _Place]] = []  # of each record_draws() that it is inside of
+        self.replayed: dict[Generator, _Place] = {}  # where it has set generators back to
+
+
+_thread = _Thread()
 
 
 class Generator:
@@ -58,39 +83,50 @@ class Generator:
     """
 
     def __init__(self, seed: int, *, key: int | tuple[int, ...] = ()) -> None:
-        self._key = _U(_integer("seed", seed, 0, 2**64))
-        self._stream = _U(0)
+        pair = _U(_integer("seed", seed, 0, 2**64)), _U(0)
         for number in key if isinstance(key, tuple) else (key,):
-            number = _integer("key", number, 0, 2**63)
-            self._key, self._stream = philox.derive(self._key, self._stream, number)
-        self._offset = 0
-        self._spawned = 0
-        self._ahead = (0, np.empty(0, _U))  # where the stored words begin, and they
+            pair = philox.derive(*pair, _integer("key", number, 0, 2**63))
+        self._own = _Place(*pair)
 
     def __repr__(self) -> str:
-        return f"<Generator {_ALGORITHM} key {int(self._key):016x} at {self._offset}>"
+        place = self._place()
+        return f"<Generator {_ALGORITHM} key {int(place.key):016x} at {place.offset}>"
+
+    def _place(self) -> _Place:
+        """Return where this thread stands in the stream."""
+        return _thread.replayed.get(self, self._own)
+
+    def _log(self) -> None:
+        """Note where the stream stands before it is first used; the lock is held."""
+        for log in _thread.logs:
+            if self not in log:
+                log[self] = self._place().copy()
 
     # -------------------------------------------------------------------------------- streams
 
     def spawn(self, n: int) -> list[Generator]:
         """Return ``n`` new generators, independent of this one and of each other."""
         n = _integer("n", n, 0, 2**63)
-        first = self._spawned
-        self._spawned += n
-        base = philox.derive(self._key, self._stream, _SPAWN)
+        with _lock:
+            self._log()
+            place = self._place()
+            first = place.spawned
+            place.spawned += n
+        base = philox.derive(place.key, place.stream, _SPAWN)
         children = [Generator(0) for _ in range(n)]
         for i, child in enumerate(children):
-            child._key, child._stream = philox.derive(*base, first + i)
+            child._own = _Place(*philox.derive(*base, first + i))
         return children
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as a dict of ints and a name, fit for JSON."""
+        place = self._place()
         return {
             "algorithm": _ALGORITHM,
-            "key": int(self._key),
-            "stream": int(self._stream),
-            "offset": self._offset,
-            "spawned": self._spawned,
+            "key": int(place.key),
+            "stream": int(place.stream),
+            "offset": place.offset,
+            "spawned": place.spawned,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -101,51 +137,44 @@ class Generator:
         if state["algorithm"] != _ALGORITHM:
             raise ValueError(f"algorithm must be {_ALGORITHM!r}, got {state['algorithm']!r}")
         numbers = {name: _integer(name, state[name], 0, 2**64) for name in expected - {"algorithm"}}
-        self._key, self._stream = _U(numbers["key"]), _U(numbers["stream"])
-        self._offset, self._spawned = numbers["offset"], numbers["spawned"]
-        self._ahead = (0, np.empty(0, _U))
+        loaded = _Place(
+            _U(numbers["key"]), _U(numbers["stream"]), numbers["offset"], numbers["spawned"]
+        )
+        with _lock:
+            self._log()
+            if self in _thread.replayed:
+                _thread.replayed[self] = loaded
+            else:
+                self._own = loaded
 
-    def _reserve(self, kind: str, n: int) -> int:
-        """Move the counter past ``n`` values and return where they begin."""
+    def _reserve(self, kind: str, n: int) -> tuple[_Place, int]:
+        """Move the counter past ``n`` values; return whose it is and where they begin."""
         width = philox.words_per_value(kind)
         with _lock:
-            for log in getattr(_recording, "logs", ()):
-                log.setdefault(self, self._offset)
-            start = self._offset + self._offset % width
-            self._offset = start + n * width
-        return start
+            if _thread.logs:
+                self._log()
+            place = self._place()
+            start = place.offset + place.offset % width
+            place.offset = start + n * width
+        return place, start
 
     def _draw(self, kind: str, shape: Any, dtype: Any, params: tuple, device: Any) -> Any:
         shape = _shape(shape)
         n = math.prod(shape)
-        place = _device.device(device)
+        target = _device.device(device)
+        place, start = self._reserve(kind, n)
         values = philox.fill(
             kind,
             n,
             np.dtype(dtype),
             params,
-            key=self._key,
-            stream=self._stream,
-            offset=self._reserve(kind, n),
-            device=place,
-            words=self._words,
+            key=place.key,
+            stream=place.stream,
+            offset=start,
+            device=target,
+            words=functools.partial(_words, place),
         )
         return values.reshape(shape)
-
-    def _words(self, start: int, n: int) -> np.ndarray:
-        """Return ``n`` words from ``start``, made ahead in growing pieces.
-
-        Making few words takes as long as making a thousand.
-        """
-        first, words = self._ahead
-        if start < first or start + n > first + words.size:
-            size = max(n, min(2 * words.size, 4096))
-            first, words = (
-                start,
-                philox.stream_words(start, size, key=self._key, stream=self._stream),
-            )
-            self._ahead = first, words
-        return words[start - first : start - first + n]
 
     # -------------------------------------------------------------------- continuous numbers
 
@@ -376,7 +405,8 @@ class Generator:
         """
         n = _integer("n", n, 0, 2**63)
         params = (_U(round((1.0 - _probability("rate", rate)) * 2**32)),)
-        first, key, stream = self._reserve("below32", n), self._key, self._stream
+        place, first = self._reserve("below32", n)
+        key, stream = place.key, place.stream
 
         def piece(start: int, shape: int | tuple[int, ...], device: Any = None) -> Any:
             shape = _shape(shape)
@@ -506,35 +536,48 @@ def seed(n: int) -> None:
 
 
 @contextmanager
-def record_draws() -> Iterator[dict[Generator, int]]:
-    """Log which generators this thread draws from, and their counters at the first draw.
+def record_draws() -> Iterator[dict[Generator, Any]]:
+    """Log which generators this thread uses, and where each stood before its first use.
 
     Yields
     ------
     dict
         Fills as draws happen; give it to :func:`replay_draws`.
     """
-    logs = _recording.__dict__.setdefault("logs", [])
-    log: dict[Generator, int] = {}
-    logs.append(log)
+    log: dict[Generator, _Place] = {}
+    _thread.logs.append(log)
     try:
         yield log
     finally:
         # By identity: nested logs can be equal.
-        del logs[next(i for i, other in enumerate(logs) if other is log)]
+        del _thread.logs[next(i for i, other in enumerate(_thread.logs) if other is log)]
 
 
 @contextmanager
-def replay_draws(log: dict[Generator, int]) -> Iterator[None]:
-    """Set the logged generators back to their logged counters; restore them on exit."""
-    before = {generator: generator._offset for generator in log}
-    for generator, offset in log.items():
-        generator._offset = offset
+def replay_draws(log: dict[Generator, Any]) -> Iterator[None]:
+    """Let this thread draw again what it drew when ``log`` was made.
+
+    The generators themselves stay where they are, for what follows and for other threads.
+    """
+    before = _thread.replayed
+    _thread.replayed = {**before, **{generator: place.copy() for generator, place in log.items()}}
     try:
         yield
     finally:
-        for generator, offset in before.items():
-            generator._offset = offset
+        _thread.replayed = before
+
+
+def _words(place: _Place, start: int, n: int) -> np.ndarray:
+    """Return ``n`` words from ``start``, made ahead in growing pieces.
+
+    Making few words takes as long as making a thousand.
+    """
+    first, words = place.ahead
+    if start < first or start + n > first + words.size:
+        size = max(n, min(2 * words.size, 4096))
+        first, words = start, philox.stream_words(start, size, key=place.key, stream=place.stream)
+        place.ahead = first, words
+    return words[start - first : start - first + n]
 
 
 # --------------------------------------------------------------------------------------- checks

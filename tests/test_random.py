@@ -146,7 +146,7 @@ def test_replay_repeats_and_then_continues():
     first.uniform(3, dtype="float32")  # leaves an odd counter
     with record_draws() as log:
         want = first.uniform(4), second.normal(3), first.uniform(2)
-    assert log == {first: 3, second: 0}
+    assert {generator: place.offset for generator, place in log.items()} == {first: 3, second: 0}
     after = Generator(1)
     after.load_state_dict(first.state_dict())
     for _ in range(2):
@@ -166,8 +166,9 @@ def test_records_nest():
         rng.uniform(1)
         with record_draws() as inner:
             rng.uniform(1)
-    assert outer == {rng: 0}
-    assert inner == {rng: 2}
+    assert [place.offset for place in outer.values()] == [0]
+    assert [place.offset for place in inner.values()] == [2]
+    assert set(outer) == set(inner) == {rng}
 
 
 def test_records_see_their_own_thread_only():
@@ -186,6 +187,38 @@ def test_replay_restores_after_an_error():
     with pytest.raises(ZeroDivisionError), replay_draws(log):
         raise ZeroDivisionError
     assert rng.state_dict()["offset"] == 8
+
+
+def test_replay_is_of_its_own_thread():
+    rng, want = Generator(1), Generator(1).uniform(6)
+    with record_draws() as log:
+        rng.uniform(2)
+    drawn = []
+    with replay_draws(log):
+        thread = threading.Thread(target=lambda: drawn.append(rng.uniform(2)))
+        thread.start()
+        thread.join()
+        assert_close(rng.uniform(2), want[:2], exact=True)
+    assert_close(drawn[0], want[2:4], exact=True)
+    assert_close(rng.uniform(2), want[4:], exact=True)
+
+
+def test_replay_repeats_spawning_and_reseeding():
+    rng = Generator(1)
+
+    def use():
+        child = rng.spawn(1)[0].uniform(3)
+        rng.load_state_dict(Generator(7).state_dict())
+        return child, rng.uniform(3)
+
+    with record_draws() as log:
+        want = use()
+    state = rng.state_dict()
+    for _ in range(2):
+        with replay_draws(log):
+            for a, b in zip(use(), want, strict=True):
+                assert_close(a, b, exact=True)
+    assert rng.state_dict() == state
 
 
 # --------------------------------------------------------------------------------- distributions

@@ -99,6 +99,20 @@ def test_memory_of_a_deep_chain_falls():
     assert peak(rx.checkpoint) < 0.35 * peak(lambda f, x: f(x))
 
 
+def test_spawned_generators_are_spawned_again():
+    rng = Generator(3)
+    x = rx.Tensor(X, requires_grad=True)
+    factors = []
+
+    def f(x):
+        factors.append(rng.spawn(1)[0].uniform(X.shape))
+        return x * x * factors[-1]
+
+    rx.sum(rx.checkpoint(f, x)).backward()
+    assert_close(factors[1], factors[0], exact=True)
+    assert_close(x.grad, 2 * X * factors[0])
+
+
 def test_side_effects_can_be_skipped():
     seen = []
 
