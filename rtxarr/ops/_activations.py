@@ -80,8 +80,9 @@ def relu(x, /):
     """
     check_floating(x=x)
     xp = namespace(x)
-    out = xp.maximum(x, xp.zeros((), dtype=x.dtype))
-    return xp.astype(out, x.dtype, copy=False)  # CuPy may give float32 for bfloat16
+    out = xp.maximum(x, 0)
+    # NumPy and CuPy may give float32 for bfloat16.
+    return out if out.dtype == x.dtype else xp.astype(out, x.dtype)
 
 
 relu.defvjps(x=lambda g, out: where(out <= 0, 0, g))
@@ -459,7 +460,7 @@ def draw_kept(x, shape, rate, generator):
 @rounded_once
 def _dropout(x, kept, rate, /):
     xp = namespace(x)
-    return xp.where(kept, x / (1 - rate), xp.zeros((), dtype=x.dtype))
+    return xp.where(kept, x / (1 - rate), 0)
 
 
 _dropout.defvjps(x=lambda g, kept, rate: _dropout(g, kept, rate))
