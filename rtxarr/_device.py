@@ -504,12 +504,13 @@ _HALF = ("float16", "bfloat16")
 
 # Given by __getattr__.
 cuda: Any
+cupy: Any
 njit: Any
 types: Any
 
 
 def __getattr__(name: str) -> Any:
-    """Import what kernel files need of numba when they first ask: ``cuda``, ``njit``, ..."""
+    """Import what kernels and providers need when they first ask: ``cuda``, ``njit``, ..."""
     if name in ("cuda", "intrinsic"):
         try:
             from numba import cuda
@@ -517,6 +518,10 @@ def __getattr__(name: str) -> Any:
         except ImportError:
             raise ImportError(f"GPU kernels need numba-cuda: {_INSTALL}") from None
         value: Any = cuda if name == "cuda" else intrinsic
+    elif name == "cupy":
+        value = _cupy()
+        if value is None:
+            raise ImportError(f"GPU arrays need CuPy: {_INSTALL}")
     elif name in ("njit", "types"):
         import numba
 

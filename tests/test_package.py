@@ -56,6 +56,8 @@ PUBLIC_MODULES = (
     "rtxarr.data",
     "rtxarr.dtypes",
     "rtxarr.fft",
+    "rtxarr.libs",
+    "rtxarr.libs.blas",
     "rtxarr.linalg",
     "rtxarr.nn",
     "rtxarr.optim",
@@ -117,6 +119,8 @@ def device_imports(module, imported):
         return f"only _device.py imports {library}"
     if library == "array_api_compat" and room_of(module) not in ("_device", "dtypes"):
         return "only _device.py and dtypes.py import array_api_compat"
+    if library in ("cudnn", "nvmath") and room_of(module) != "libs":
+        return f"only libs imports {library}"
     return None
 
 
@@ -151,6 +155,8 @@ def test_imports_keep_to_the_rooms(rule):
     [
         (device_imports, "rtxarr.kernels.segment", "numba.cuda"),
         (device_imports, "rtxarr.nn._layers", "array_api_compat"),
+        (device_imports, "rtxarr.ops._linear", "nvmath.bindings"),
+        (upward_imports, "rtxarr.libs.blas", "rtxarr.random"),
         (upward_imports, "rtxarr.kernels.segment", "rtxarr.ops"),
         (upward_imports, "rtxarr.ops._elementwise", "rtxarr.autograd._engine"),
         (upward_imports, "rtxarr.ops._elementwise", "rtxarr"),

@@ -1,0 +1,526 @@
+"""cuBLASLt through nvmath's bindings: plans kept by problem, a handle a device, workspaces.
+
+The library counts columns first, so a product of row-major arrays is handed over as that of their
+transposes: its A is our ``b`` and its B is our ``a``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from typing import Any
+
+import numpy as np
+
+from rtxarr import _kernel_cache
+from rtxarr.libs._layout import Copies, Matrix, Unsupported, describe
+
+__all__ = ["WORKSPACE_BYTES", "CublasLt", "autotuning"]
+
+WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for Hopper
+_MIN_VERSION = 120000
+# With these, a split of K that leaves a rest can lose part of the sum.
+_BROKEN_SPLITS = range(120602, 130800)
+_MAX_PLANS = 4096
+_MAX_WORKSPACES = 64  # streams, on all devices
+
+# cudaDataType, cublasComputeType_t and cublasStatus_t.
+TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+FP8_TYPES = {"e4m3": 28, "e5m2": 29}
+_COMPUTE = {"float32": (68, 0), "float64": (70, 1), "float16": (68, 0), "bfloat16": (68, 0)}
+_COMPUTE_TF32 = (77, 0)
+_REFUSALS = (7, 15)  # invalid value, not supported: nothing was started
+
+# cublasLtEpilogue_t, by name.
+DEFAULT = 1
+RELU, GELU = 2, 32
+BIAS = 4
+AUX = 128  # added to RELU and GELU
+DRELU, DGELU = 136, 192
+BGRAD = 16  # added to DRELU and DGELU
+BGRADB = 512  # of their B, our ``a``
+
+# cublasLtMatmulDescAttributes_t.
+BIAS_POINTER, AUX_POINTER = 8, 11
+A_SCALE_POINTER, B_SCALE_POINTER = 17, 18
+_TRANSA, _TRANSB, _EPILOGUE, _AUX_LD, _FAST_ACCUM = 3, 4, 7, 12, 25
+_A_SCALE_MODE, _B_SCALE_MODE = 31, 32
+_OUTER_VEC_32F = 3
+# cublasLtMatrixLayoutAttribute_t, cublasLtMatmulPreferenceAttributes_t, ...AlgoConfigAttributes_t.
+_BATCH_COUNT, _BATCH_STEP = 5, 6
+_MAX_WORKSPACE, _MIN_ALIGNMENTS = 1, (5, 6, 7, 8)
+_ALGO_ID, _SPLIT_K = 0, 2
+
+_RESULT = np.dtype(
+    [("algo", "u8", 8), ("workspace", "u8"), ("state", "i4"), ("waves", "f4"), ("rest", "i4", 4)]
+)
+_SCALARS = {0: np.array([1, 0], np.float32), 1: np.array([1, 0], np.float64)}
+
+# Whether new plans time the candidates; a list, to be seen by all threads.
+autotuning = [False]
+
+
+class _Plan:
+    """All of one product that stays the same from call to call."""
+
+    __slots__ = (
+        "_owned", "a", "algo", "alpha", "b", "beta", "candidates", "desc", "digest", "dtype",
+        "lock", "offsets", "out", "results", "shape", "slot", "slot_address", "workspace",
+    )  # fmt: skip
+
+    a: int  # layouts and descriptor of the library
+    b: int
+    out: int
+    desc: int
+    alpha: int  # addresses
+    beta: int
+    algo: int
+    workspace: int  # bytes
+    offsets: tuple
+    shape: tuple
+    dtype: np.dtype
+    results: np.ndarray  # of the heuristics
+    digest: str
+
+    def __init__(self) -> None:
+        self._owned: list = []
+        self.lock = threading.Lock()  # between setting a pointer and starting
+        self.slot = np.zeros(1, np.int64)
+        self.slot_address = self.slot.ctypes.data
+        self.candidates: Any = None
+
+    def own(self, handle: int, destroy: Any) -> int:
+        self._owned.append((destroy, handle))
+        return handle
+
+    def choose(self, i: int) -> None:
+        """Use one of ``results``."""
+        self.algo = _address(self.results, i)
+        self.workspace = int(self.results["workspace"][i])
+
+    def __del__(self) -> None:
+        for destroy, handle in self._owned:
+            destroy(handle)
+
+
+class CublasLt:
+    """The loaded library, bound to CuPy.
+
+    Raises
+    ------
+    ImportError
+        When nvmath-python is not installed.
+    RuntimeError
+        When the library is not found, or too old.
+    """
+
+    def __init__(self, cupy: Any) -> None:
+        import nvmath
+        from nvmath.bindings import cublasLt
+
+        number = cublasLt.get_version()
+        self.version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+        if number < _MIN_VERSION:
+            raise RuntimeError(f"cuBLASLt {self.version} is older than 12.0")
+        self.bindings_version = nvmath.__version__
+        self._splits_are_broken = number in _BROKEN_SPLITS
+        self._lt = cublasLt
+        self._matmul = cublasLt.matmul
+        self._set = cublasLt.matmul_desc_set_attribute
+        self._error = cublasLt.cuBLASLtError
+        self._cupy = cupy
+        self.array = cupy.ndarray
+        self.may_share_memory = cupy.may_share_memory
+        self._current_device = cupy.cuda.runtime.getDevice
+        self._current_stream = cupy.cuda.get_current_stream
+        self._handles: dict[int, int] = {}
+        self._plans: dict[tuple, _Plan | Copies | str] = {}
+        self._workspaces: dict[tuple, Any] = {}
+        self._lock = threading.RLock()
+        self.thread = threading.local()
+
+    def __repr__(self) -> str:
+        return f"cuBLASLt {self.version}, through nvmath-python {self.bindings_version}"
+
+    # ------------------------------------------------------------------------ running
+
+    def run(
+        self, a: Any, b: Any, recipe: tuple, out: Any = None, pointers: tuple = (), *, copied=False
+    ) -> Any:
+        """Return ``a @ b`` with the epilogue of ``recipe``, written to ``out`` if given.
+
+        Parameters
+        ----------
+        a, b : CuPy array
+        recipe : tuple
+            From :func:`recipe`.
+        out : CuPy array, optional
+            Of the right shape and dtype, and sharing no memory with the operands.
+        pointers : tuple of (int, int)
+            Attributes of the descriptor with the addresses that they get in this call.
+
+        Raises
+        ------
+        Unsupported
+            Before anything is written, when cuBLASLt cannot do this product.
+        """
+        device_id = self._current_device()
+        a_memory, b_memory = a.data, b.data
+        a_pointer, b_pointer = a_memory.ptr, b_memory.ptr
+        address = a_pointer | b_pointer | 256
+        for _, pointer in pointers:
+            address |= pointer
+        out_key = None
+        if out is not None:
+            out_key = out.strides
+            address |= out.data.ptr
+            if out.data.device_id != device_id:
+                raise Unsupported("an array that is not on the current device")
+        key = (
+            (device_id, a_memory.device_id, b_memory.device_id),
+            recipe, a.dtype, b.dtype, a.shape, a.strides, b.shape, b.strides, out_key,
+            address & -address,
+        )  # fmt: skip
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._new_plan(key, pointers)
+        if type(plan) is not _Plan:
+            if type(plan) is str:
+                raise Unsupported(plan)
+            if copied:
+                raise Unsupported("rows more than 2 GiB apart")
+            a, b = (
+                self._cupy.ascontiguousarray(x) if copy else x
+                for x, copy in zip((a, b), plan, strict=True)
+            )
+            return self.run(a, b, recipe, out, pointers, copied=True)
+
+        thread = self.thread
+        if getattr(thread, "device_id", None) != device_id:
+            # Makes the device's context this thread's; CuPy does so only when it needs it.
+            self._cupy.cuda.runtime.setDevice(device_id)
+            thread.device_id = device_id
+        if out is None:
+            result = self.array(plan.shape, plan.dtype)
+        else:
+            result = out
+            if out.shape != plan.shape or out.dtype != plan.dtype:
+                raise ValueError(
+                    f"out must be {plan.dtype} of shape {plan.shape}, got {out.dtype} of shape "
+                    f"{out.shape}"
+                )
+        stream = self._current_stream()
+        memory = (a_pointer, b_pointer, result.data.ptr)
+        try:
+            if plan.candidates is not None:
+                self._tune(plan, device_id, stream, memory, pointers)
+            if pointers:
+                with plan.lock:
+                    self._start(plan, device_id, stream.ptr, memory, pointers)
+            else:
+                self._start(plan, device_id, stream.ptr, memory, pointers)
+        except self._error as error:
+            if getattr(error, "status", None) not in _REFUSALS:
+                raise RuntimeError(f"cuBLASLt failed: {error}") from error
+            self._plans[key] = reason = f"refused when started: {error}"
+            raise Unsupported(reason) from None
+        return result
+
+    def _start(self, plan, device_id, stream, memory, pointers):
+        a_pointer, b_pointer, out_pointer = memory
+        desc = plan.desc
+        for attribute, pointer in pointers:
+            plan.slot[0] = pointer
+            self._set(desc, attribute, plan.slot_address, 8)
+        size = plan.workspace
+        workspace = self.workspace(device_id, stream) if size else 0
+        handle = self._handles[device_id]
+        for a_offset, b_offset, out_offset in plan.offsets:
+            to = out_pointer + out_offset
+            self._matmul(
+                handle, desc, plan.alpha, b_pointer + b_offset, plan.b, a_pointer + a_offset,
+                plan.a, plan.beta, to, plan.out, to, plan.out, plan.algo, workspace, size, stream,
+            )  # fmt: skip
+
+    def prepare(self) -> None:
+        """Create what the current device and stream need, so that a capture creates nothing."""
+        device_id = self._current_device()
+        self.handle(device_id)
+        self.workspace(device_id, self._current_stream().ptr)
+
+    def handle(self, device_id: int) -> int:
+        """Return the handle of a device, the current one."""
+        with self._lock:
+            if device_id not in self._handles:
+                self._cupy.cuda.runtime.setDevice(device_id)
+                self._handles[device_id] = self._lt.create()
+            return self._handles[device_id]
+
+    def workspace(self, device_id: int, stream: int) -> int:
+        """Return the address of ``WORKSPACE_BYTES`` bytes that only this stream uses."""
+        own = getattr(self.thread, "workspace", None)
+        if own is not None:
+            return own
+        # Handle 2 means another stream in each thread.
+        key = (device_id, stream, threading.get_ident() if stream == 2 else 0)
+        found = self._workspaces.get(key)
+        if found is None:
+            with self._lock:
+                if len(self._workspaces) >= _MAX_WORKSPACES:
+                    raise Unsupported(f"more than {_MAX_WORKSPACES} streams")
+                # Kept for good: a captured graph may hold the address. From the default pool,
+                # so that it belongs to no graph.
+                pool = self._cupy.get_default_memory_pool()
+                found = self._workspaces[key] = pool.malloc(WORKSPACE_BYTES)
+        return found.ptr
+
+    # ----------------------------------------------------------------------- planning
+
+    def n_plans(self) -> int:
+        return sum(type(plan) is _Plan for plan in self._plans.values())
+
+    def _new_plan(self, key, pointers):
+        with self._lock:
+            if key in self._plans:
+                return self._plans[key]
+            try:
+                plan = self._make(key, pointers)
+            except Unsupported as reason:
+                plan = str(reason)
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[key] = plan
+            return plan
+
+    def _make(self, key, pointers):
+        devices, recipe, *operands, out_strides, alignment = key
+        a_dtype, b_dtype, a_shape, a_strides, b_shape, b_strides = operands
+        epilogue, out_dtype, tf32, aux_ld, fp8 = recipe
+        if len(set(devices)) > 1:
+            raise Unsupported("an array that is not on the current device")
+        if fp8 is None:
+            name = a_dtype.name
+            if a_dtype != b_dtype or name not in TYPES:
+                raise Unsupported(f"dtypes {a_dtype} and {b_dtype}")
+            compute = _COMPUTE_TF32 if tf32 and name == "float32" else _COMPUTE[name]
+            kinds = TYPES[name], TYPES[name]
+            out_dtype = out_dtype or a_dtype
+        else:
+            compute, kinds = _COMPUTE["float32"], fp8[:2]
+        product = describe(
+            a_shape, a_strides, b_shape, b_strides, a_dtype.itemsize,
+            out_strides=out_strides, out_itemsize=out_dtype.itemsize,
+        )  # fmt: skip
+        if isinstance(product, Copies):
+            return product
+        if fp8 is not None:
+            _check_fp8(product, alignment)
+        if epilogue & (AUX | BGRAD | BGRADB) and (product.batch, len(product.offsets)) != (1, 1):
+            raise Unsupported("stacks, with an auxiliary result")
+        if epilogue == BGRADB and (not product.a.transposed or product.m == 1):
+            raise Unsupported("a bias gradient of an operand that is not transposed")
+
+        plan = _Plan()
+        scale_type = compute[1]
+        plan.alpha = _SCALARS[scale_type].ctypes.data
+        plan.beta = plan.alpha + _SCALARS[scale_type].itemsize
+        plan.shape, plan.dtype = product.shape, out_dtype
+        sizes = (a_dtype.itemsize, b_dtype.itemsize, out_dtype.itemsize)
+        plan.offsets = tuple(
+            tuple(n * size for n, size in zip(offset, sizes, strict=True))
+            for offset in product.offsets
+        )
+        for offset in plan.offsets:
+            for n in offset:
+                alignment |= n
+        alignment &= -alignment
+        self._describe(plan, product, compute, kinds, TYPES[out_dtype.name])
+        set_ = self._set_attribute
+        set_(self._set, plan.desc, _EPILOGUE, np.uint32(epilogue))
+        if aux_ld:
+            set_(self._set, plan.desc, _AUX_LD, np.int64(aux_ld))
+        if fp8 is not None:
+            _, _, by_row, fast = fp8
+            set_(self._set, plan.desc, _FAST_ACCUM, np.int8(fast))
+            if by_row:
+                set_(self._set, plan.desc, _A_SCALE_MODE, np.int32(_OUTER_VEC_32F))
+                set_(self._set, plan.desc, _B_SCALE_MODE, np.int32(_OUTER_VEC_32F))
+        for attribute, _ in pointers:
+            # The heuristics do not read there, but count on the alignment that they see.
+            set_(self._set, plan.desc, attribute, np.int64(alignment))
+        self._choose(plan, devices[0], key, product.k, alignment)
+        return plan
+
+    def _describe(self, plan, product, compute, kinds, out_kind):
+        """Make the descriptors of the product and of its three matrices."""
+        lt = self._lt
+        p = product
+        plan.desc = plan.own(lt.matmul_desc_create(*compute), lt.matmul_desc_destroy)
+        self._set_attribute(self._set, plan.desc, _TRANSA, np.int32(p.b.transposed))
+        self._set_attribute(self._set, plan.desc, _TRANSB, np.int32(p.a.transposed))
+        layouts = []
+        for kind, (rows, cols), matrix, step in (
+            (kinds[0], (p.m, p.k), p.a, p.steps[0]),
+            (kinds[1], (p.k, p.n), p.b, p.steps[1]),
+            (out_kind, (p.m, p.n), Matrix(False, p.ld), p.steps[2]),
+        ):
+            # As they lie: the length of what is contiguous comes first.
+            lengths = (rows, cols) if matrix.transposed else (cols, rows)
+            layout = plan.own(
+                lt.matrix_layout_create(kind, *lengths, matrix.ld), lt.matrix_layout_destroy
+            )
+            if p.batch > 1:
+                set_layout = lt.matrix_layout_set_attribute
+                self._set_attribute(set_layout, layout, _BATCH_COUNT, np.int32(p.batch))
+                self._set_attribute(set_layout, layout, _BATCH_STEP, np.int64(step))
+            layouts.append(layout)
+        plan.a, plan.b, plan.out = layouts
+
+    @staticmethod
+    def _set_attribute(function, descriptor, attribute, value):
+        value = np.asarray(value)
+        function(descriptor, attribute, value.ctypes.data, value.nbytes)
+
+    def _choose(self, plan, device_id, key, k, alignment):
+        """Ask the library for algorithms, and take its first or the one timed before."""
+        lt = self._lt
+        handle = self.handle(device_id)
+        preference = lt.matmul_preference_create()
+        set_preference = lt.matmul_preference_set_attribute
+        plan.results = np.zeros(8, _RESULT)
+        count = np.zeros(1, np.int32)
+        layouts = (plan.b, plan.a, plan.out, plan.out)
+        try:
+            self._set_attribute(
+                set_preference, preference, _MAX_WORKSPACE, np.uint64(WORKSPACE_BYTES)
+            )
+            for attribute in _MIN_ALIGNMENTS:
+                self._set_attribute(set_preference, preference, attribute, np.uint32(alignment))
+            lt.matmul_algo_get_heuristic(
+                handle, plan.desc, *layouts, preference, len(plan.results),
+                plan.results.ctypes.data, count.ctypes.data,
+            )  # fmt: skip
+        except self._error as error:
+            raise Unsupported(
+                f"no algorithm for {key[2]} with epilogue {key[1][0]} ({error})"
+            ) from None
+        finally:
+            lt.matmul_preference_destroy(preference)
+        usable = [
+            i
+            for i in range(int(count[0]))
+            if plan.results["state"][i] == 0 and self._is_sound(_address(plan.results, i), k)
+        ]
+        if not usable:
+            raise Unsupported(f"no algorithm for {key[2]} with epilogue {key[1][0]}")
+        plan.choose(usable[0])
+        if autotuning[0]:
+            name = self._cupy.cuda.runtime.getDeviceProperties(device_id)["name"]
+            known = repr(("cublasLt", self.version, name, key[1:]))
+            plan.digest = hashlib.sha256(known.encode()).hexdigest()
+            found = _kernel_cache.load(plan.digest)
+            if found is None:
+                plan.candidates = usable
+            else:
+                self._restore(plan, handle, layouts, found[1], k)
+
+    def _is_sound(self, algo, k):
+        """Tell whether this library version computes the whole sum with this algorithm."""
+        if not self._splits_are_broken:
+            return True
+        value, written = np.zeros(1, np.int32), np.zeros(1, np.uint64)
+        found = []
+        for attribute in (_ALGO_ID, _SPLIT_K):
+            self._lt.matmul_algo_config_get_attribute(
+                algo, attribute, value.ctypes.data, value.nbytes, written.ctypes.data
+            )
+            found.append(int(value[0]))
+        algo_id, n_splits = found
+        return algo_id != 66 or n_splits <= 1 or k % n_splits == 0
+
+    # ------------------------------------------------------------------------- tuning
+
+    def _restore(self, plan, handle, layouts, content, k):
+        """Use an algorithm from disk, if the library still takes it."""
+        result = np.zeros(1, _RESULT)
+        algo = np.frombuffer(content, np.uint64).copy()
+        if algo.size != 8:
+            return
+        try:
+            self._lt.matmul_algo_check(
+                handle, plan.desc, *layouts, algo.ctypes.data, result.ctypes.data
+            )
+        except self._error:
+            return
+        # The check fills in all but the algorithm itself.
+        result["algo"] = algo
+        usable = result["state"][0] == 0 and result["workspace"][0] <= WORKSPACE_BYTES
+        if usable and self._is_sound(_address(result, 0), k):
+            plan.results = result
+            plan.choose(0)
+
+    def _tune(self, plan, device_id, stream, memory, pointers):
+        """Time the candidates on the caller's arrays, and keep the fastest on disk too."""
+        if stream.is_capturing():
+            return
+        with plan.lock:
+            if plan.candidates is None:
+                return
+            best, fastest = plan.candidates[0], float("inf")
+            event = self._cupy.cuda.Event
+            for candidate in plan.candidates:
+                plan.choose(candidate)
+                start, stop = event(), event()
+                try:
+                    self._start(plan, device_id, stream.ptr, memory, pointers)
+                    start.record(stream)
+                    for _ in range(5):
+                        self._start(plan, device_id, stream.ptr, memory, pointers)
+                    stop.record(stream)
+                except self._error:
+                    continue
+                stop.synchronize()
+                elapsed = self._cupy.cuda.get_elapsed_time(start, stop)
+                if elapsed < fastest:
+                    best, fastest = candidate, elapsed
+            plan.choose(best)
+            plan.candidates = None
+            _kernel_cache.store(plan.digest, "cublasLt", plan.results["algo"][best].tobytes())
+
+
+def _address(results, i):
+    """Where the algorithm of a result lies: it comes first in it."""
+    return results.ctypes.data + i * results.itemsize
+
+
+def recipe(
+    epilogue: int = DEFAULT,
+    *,
+    dtype: Any = None,
+    tf32: bool = False,
+    aux_ld: int = 0,
+    fp8: tuple | None = None,
+) -> tuple:
+    """Return what distinguishes two products of operands that lie alike.
+
+    Parameters
+    ----------
+    epilogue : int
+    dtype : NumPy dtype, optional
+        Of the result; that of the operands by default.
+    tf32 : bool
+        Whether float32 operands may be rounded to TF32.
+    aux_ld : int
+        Elements (bits, for ReLU) between rows of the auxiliary array.
+    fp8 : (int, int, bool, bool), optional
+        Types of the operands, whether each row has its scale, whether to accumulate fast.
+    """
+    return (epilogue, dtype, tf32, aux_ld, fp8)
+
+
+def _check_fp8(product, alignment):
+    if product.a.transposed or not product.b.transposed:
+        raise Unsupported("fp8 operands that do not both run along the summed axis")
+    lengths = (product.n, product.k, product.a.ld, product.b.ld, product.ld)
+    if any(n % 16 for n in lengths) or alignment < 16:
+        raise Unsupported("fp8 lengths that are not multiples of 16")
