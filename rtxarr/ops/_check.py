@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rtxarr._checks import check_range, check_values
+from rtxarr._checks import check_range, check_range_if_asked
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import is_floating, isdtype
 
@@ -24,11 +24,8 @@ def check_index(name, index, n):
     if not hasattr(index, "dtype") or not isdtype(index.dtype, "integral"):
         kind = getattr(index, "dtype", type(index).__name__)
         raise TypeError(f"{name} must be an array of integers, got {kind}")
-    if isinstance(index, (np.ndarray, np.generic)):
-        with check_values():
-            check_range(name, index, 0, n)
-    else:
-        check_range(name, index, 0, n)
+    on_host = isinstance(index, (np.ndarray, np.generic))
+    (check_range if on_host else check_range_if_asked)(name, index, 0, n)
 
 
 def check_rate(rate):

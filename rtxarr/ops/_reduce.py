@@ -153,10 +153,14 @@ def _prod_rule(g, x, x_shape, axis, keepdims):
 prod.defvjps(x=_prod_rule)
 
 
+def attained(x, extremum, dtype):
+    """Give ones where ``x`` is the extremum (a NaN being one) and zeros elsewhere."""
+    return astype((x == extremum) | (isnan(x) & isnan(extremum)), dtype)
+
+
 def _extremum_rule(g, x, out, x_shape, axis, keepdims):
-    out = _restore(out, x_shape, axis, keepdims)
-    chosen = (x == out) | (isnan(x) & isnan(out))
-    share = astype(chosen, g.dtype) / sum(astype(chosen, g.dtype), axis=axis, keepdims=True)
+    chosen = attained(x, _restore(out, x_shape, axis, keepdims), g.dtype)
+    share = chosen / sum(chosen, axis=axis, keepdims=True)
     return _restore(g, x_shape, axis, keepdims) * share
 
 
