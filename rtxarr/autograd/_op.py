@@ -50,7 +50,8 @@ class Op:
     movement : bool
         The rule only moves gradient elements about (or adds them up).
     view : bool
-        The output may share the first argument's memory.
+        The output may share the first argument's memory. That the first argument itself is
+        the output is seen without this.
     holomorphic : bool
         See the module's docstring.
     masks : dict
@@ -223,7 +224,7 @@ def apply(op: Op, args, kwargs):
     except (TypeError, ValueError, IndexError) as error:
         explain(error, op.fwd, raw, kwargs)
         raise
-    shared = op.view and isinstance(args[0], Tensor)
+    shared = (op.view or out is raw[0]) and isinstance(args[0], Tensor)
     store: list[int] | None = store_of(args[0]) if shared else None
     mode = state.mode
     if not tracked or mode is OFF or isinstance(out, tuple) or not is_inexact(out.dtype):

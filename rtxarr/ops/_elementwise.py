@@ -101,7 +101,7 @@ class _Implementations(dict):
         return function
 
 
-def _unary(name, summary, rule=None, *, holomorphic=True):
+def _unary(name, summary, rule=None, *, holomorphic=True, view=False):
     """Make the one-argument function ``name``; ``rule`` is its gradient, None for zero."""
 
     implementations = _Implementations(name)
@@ -109,7 +109,8 @@ def _unary(name, summary, rule=None, *, holomorphic=True):
     def function(x, /):
         return implementations[type(x)](x)
 
-    return _finish(function, name, summary, ("x",), {"x": rule} if rule else {}, holomorphic)
+    rules = {"x": rule} if rule else {}
+    return _finish(function, name, summary, ("x",), rules, holomorphic, view)
 
 
 def _binary(name, summary, rule1=None, rule2=None, *, holomorphic=True):
@@ -140,7 +141,7 @@ def _refuse_shapes(x1, x2):
         ) from None
 
 
-def _finish(function, name, summary, args, rules, holomorphic):
+def _finish(function, name, summary, args, rules, holomorphic, view=False):
     function.__name__ = function.__qualname__ = name
     shape = "any shape" if len(args) == 1 else "broadcast against each other"
     function.__doc__ = (
@@ -148,7 +149,7 @@ def _finish(function, name, summary, args, rules, holomorphic):
     )
     if not rules:
         return nondifferentiable(function)
-    op = differentiable(function, elementwise=True, holomorphic=holomorphic)
+    op = differentiable(function, elementwise=True, holomorphic=holomorphic, view=view)
     op.defvjps(**rules)
     return op
 
@@ -315,8 +316,8 @@ nextafter = _binary("nextafter", "Give the next representable value from ``x1`` 
 # --------------------------------------------------------------------- complex
 
 conj = _unary("conj", "Give the complex conjugate.", lambda g: conj(g), holomorphic=False)
-real = _unary("real", "Give the real part.", lambda g: g, holomorphic=False)
-imag = _unary("imag", "Give the imaginary part.", lambda g: g * 1j, holomorphic=False)
+real = _unary("real", "Give the real part.", lambda g: g, holomorphic=False, view=True)
+imag = _unary("imag", "Give the imaginary part.", lambda g: g * 1j, holomorphic=False, view=True)
 
 # ---------------------------------------------------------- tests and logic
 
