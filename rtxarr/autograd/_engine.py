@@ -354,7 +354,7 @@ def _is_complex(g):
     if type(g) is list:
         return any(part is not None and _is_complex(part) for part in g)
     dtype = g.dtype
-    return dtype.kind == "c" if isinstance(dtype, np.dtype) else "complex" in str(dtype)
+    return dtype.kind == "c" if isinstance(dtype, np.dtype) else is_complex(dtype)
 
 
 def _conj(g):
@@ -368,7 +368,7 @@ def _conj(g):
 def _cast(g, dtype):
     from rtxarr import ops
 
-    if _is_complex(g) and "complex" not in str(dtype):
+    if _is_complex(g) and not is_complex(dtype):
         g = ops.real(g)
     return ops.astype(g, dtype, copy=False)
 
@@ -400,23 +400,16 @@ def unbroadcast(g, shape):
 
 def _apart(grads, given):
     """Give gradients that can be written into: no two share memory, or one with ``given``."""
-    taken = {_owner(g) for g in given}
+    taken = {_device.owner_of(g) for g in given}
     own = []
     for g in grads:
         if g is not None and not isinstance(g, (Tensor, np.generic)):
             strides = getattr(g, "strides", None)
-            if _owner(g) in taken or (strides and 0 in strides and g.size > 1):
+            if _device.owner_of(g) in taken or (strides and 0 in strides and g.size > 1):
                 g = _device.namespace(g).asarray(g, copy=True)
-            taken.add(_owner(g))
+            taken.add(_device.owner_of(g))
         own.append(g)
     return own
-
-
-def _owner(array):
-    """Identify the array whose memory ``array`` looks at."""
-    while (base := getattr(array, "base", None)) is not None:
-        array = base
-    return id(array)
 
 
 def _route_mask(plan, k, g, gx, mask, saved, shape):

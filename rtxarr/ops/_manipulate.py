@@ -6,7 +6,8 @@ import numpy as np
 
 from rtxarr._device import is_array, namespace
 from rtxarr.autograd._op import differentiable
-from rtxarr.dtypes import bfloat16
+from rtxarr.dtypes import result_type
+from rtxarr.ops._elementwise import BFLOAT16, astype
 
 __all__ = [
     "broadcast_arrays",
@@ -33,7 +34,6 @@ __all__ = [
 
 _view = differentiable(movement=True, view=True)
 _move = differentiable(movement=True)
-_BFLOAT16 = frozenset((np.dtype(bfloat16),))
 
 
 def normalize_axis(axis, ndim):
@@ -333,17 +333,10 @@ def concat(arrays, /, *, axis=0):
     axis : int or None, default 0
     """
     arrays = _sequence(arrays)
-    if any(getattr(a, "dtype", None) in _BFLOAT16 for a in arrays):
-        arrays = _promoted(arrays)
+    if any(getattr(a, "dtype", None) in BFLOAT16 for a in arrays):
+        dtype = result_type(*(a.dtype for a in arrays))
+        arrays = [astype(a, dtype, copy=False) for a in arrays]
     return _concat(*arrays, axis=axis)
-
-
-def _promoted(arrays):
-    from rtxarr.dtypes import result_type
-    from rtxarr.ops._elementwise import astype
-
-    dtype = result_type(*(a.dtype for a in arrays))
-    return [astype(a, dtype, copy=False) for a in arrays]
 
 
 def _sequence(arrays):
