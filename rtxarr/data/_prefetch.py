@@ -89,14 +89,15 @@ class Prefetch:
 
 
 def _produce(make: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[Item]:
-    try:
-        for job in jobs:
-            yield Item(make(job))
-        yield END
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        yield Item(error=error)
+    item = Item(None)
+    jobs = iter(jobs)
+    while item is not END and item.error is None:
+        try:
+            job = next(jobs, END)
+            item = END if job is END else Item(make(job))
+        except BaseException as error:  # GeneratorExit too, of code that raises it
+            item = Item(error=error)
+        yield item
 
 
 def _work(items: Iterator[Item], results: queue.Queue[Item], stop: threading.Event) -> None:
