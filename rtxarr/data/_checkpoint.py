@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rtxarr._device import Device, device_of, is_array, is_device_array, to_device
+from rtxarr._device import (
+    Device,
+    device_of,
+    is_array,
+    is_device_array,
+    namespace,
+    owner_of,
+    to_device,
+)
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.data._safetensors import DIGEST_KEY, CheckpointError, parse_json, read_file, write_file
 
@@ -290,8 +298,9 @@ def load_into(
         ]
     if faults:
         raise CheckpointError("the loaded state does not fit:\n  " + "\n  ".join(faults))
-    # Copies to the devices come first: they can fail for want of memory.
-    staged = [(places[key], _staged(_get(places[key]), values[key])) for key in common]
+    # Copies come first: they can fail for want of memory.
+    owners = {owner_of(raw(_get(places[key]))) for key in common}
+    staged = [(places[key], _staged(_get(places[key]), values[key], owners)) for key in common]
     for (owner, last), value in staged:
         old = owner[last]
         if isinstance(old, Tensor):
@@ -340,9 +349,11 @@ def _misfit(old: Any, new: Any) -> str | None:
     return "must have " + " and ".join(faults) if faults else None
 
 
-def _staged(old: Any, new: Any) -> Any:
+def _staged(old: Any, new: Any, owners: set[int]) -> Any:
     new = raw(new)
     if not is_array(new):
         return new
+    if owner_of(new) in owners:  # one of the target's own, perhaps written before it is read
+        new = namespace(new).asarray(new, copy=True)
     old = raw(old)
     return to_device(new, device_of(old)) if is_device_array(old) or is_device_array(new) else new
