@@ -379,6 +379,13 @@ def jacobian(function: Callable, argnums: int | tuple[int, ...] = 0) -> Callable
 def hessian(function: Callable, argnums: int = 0) -> Callable:
     """Make a function that gives all second derivatives of a scalar ``function``.
 
+    Parameters
+    ----------
+    function : callable
+        Returns a real scalar.
+    argnums : int, default 0
+        Which argument, one array, to differentiate.
+
     Returns
     -------
     callable

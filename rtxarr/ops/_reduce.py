@@ -190,6 +190,8 @@ def cumulative_sum(x, /, *, axis=None, dtype=None, include_initial=False):
     x : array or Tensor
     axis : int, optional
         May be left out for a 1-D array.
+    dtype : dtype, optional
+        To sum in.
     include_initial : bool, default False
         Start with a zero, so that the result is one longer.
     """
@@ -213,7 +215,18 @@ cumulative_sum.defvjps(x=_cumulative_sum_rule)
 @differentiable
 @rounded_once
 def cumulative_prod(x, /, *, axis=None, dtype=None, include_initial=False):
-    """Give the running products along one axis; see :func:`cumulative_sum`."""
+    """Give the running products along one axis.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    axis : int, optional
+        May be left out for a 1-D array.
+    dtype : dtype, optional
+        To multiply in.
+    include_initial : bool, default False
+        Start with a one, so that the result is one longer.
+    """
     axis = only_axis(axis, x.ndim)
     return namespace(x).cumulative_prod(x, axis=axis, dtype=dtype, include_initial=include_initial)
 
@@ -257,7 +270,7 @@ def diff(x, /, *, axis=-1, n=1, prepend=None, append=None):
     return namespace(x).diff(x, axis=axis, n=n, **given)
 
 
-def _diff_rule(g, x_shape, axis, n, prepend, append):
+def _diff_rule(g, x_shape, axis, n, prepend):
     axis %= len(x_shape)
     for _ in range(n):
         data = raw(g)
@@ -317,4 +330,8 @@ logsumexp.defvjps(x=_logsumexp_rule)
 
 for _function in (sum, mean, var, std, prod, max, min, all, any, count_nonzero, logsumexp):
     _function.__doc__ = (_function.__doc__ or "") + _OPTIONS
+for _function in (sum, prod):
+    _function.__doc__ += "    dtype : dtype, optional\n        To compute in.\n"
+for _function in (var, std):
+    _function.__doc__ += "    correction : float, default 0.0\n"
 del _function
