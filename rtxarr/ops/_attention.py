@@ -12,7 +12,7 @@ from rtxarr._device import Device, device_of, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import accumulator, isdtype, result_type
-from rtxarr.ops._check import check_floating, check_rate
+from rtxarr.ops._check import check_floating, check_number, check_rate, generator_or_default
 from rtxarr.ops._elementwise import exp, where
 from rtxarr.ops._half import widen
 from rtxarr.ops._linalg import matmul
@@ -83,12 +83,9 @@ def _draw_kept(q, shape, rate, generator):
 
     A mask of all weights would be larger than everything else that the backward pass needs.
     """
-    from rtxarr.random import default_generator
-
     heads, (n_rows, n_keys) = shape[1:3], shape[3:]
     row_size = math.prod(heads) * n_keys
-    source = default_generator() if generator is None else generator
-    piece = source.dropout_mask_pieces(math.prod(shape), rate)
+    piece = generator_or_default(generator).dropout_mask_pieces(math.prod(shape), rate)
     q = raw(q)
     xp = namespace(q)
     place = device_of(q)
@@ -271,6 +268,9 @@ def scaled_dot_product_attention(
     n_kv_heads, n_keys = k.shape[-3:-1]
     if scale is None:
         scale = 1 / math.sqrt(head_dim)
+    check_number("scale", scale)
+    if not isinstance(causal_offset, (int, np.integer)):
+        raise TypeError(f"causal_offset must be an int, got {causal_offset!r}")
     n_batch = math.prod(batch_shape)
     heads = (n_batch, n_kv_heads)
     group = n_heads // n_kv_heads

@@ -181,8 +181,10 @@ def _check(n_axes, x, weight, bias, groups, layout):
     check_spatial(x, n_axes)
     if not isinstance(groups, int) or groups < 1:
         raise ValueError(f"groups must be an int >= 1, got {groups!r}")
-    if weight.ndim != n_axes + 2 or 0 in weight.shape[2:]:
-        raise ValueError(f"weight must have shape ({layout}, {AXES[n_axes]}), got {weight.shape}")
+    if weight.ndim != n_axes + 2 or 0 in weight.shape:
+        raise ValueError(
+            f"weight must have shape ({layout}, {AXES[n_axes]}), none of them 0, got {weight.shape}"
+        )
     if weight.shape[0] % groups:
         raise ValueError(
             f"the first axis of weight must be a multiple of groups ({groups}), got {weight.shape}"

@@ -144,6 +144,8 @@ def full(shape, fill_value, *, dtype=None, device=None):
 
 
 def arange(start, /, stop=None, step=1, *, dtype=None, device=None):
+    if step == 0:
+        raise ValueError("step must not be 0")
     return _create("arange", device, start, stop, step, dtype=dtype)
 
 

@@ -7,9 +7,10 @@ by the row that each value goes to. Orders are fixed, so equal inputs give equal
 import math
 
 from rtxarr._checks import check_range_if_asked
-from rtxarr._device import namespace
+from rtxarr._device import is_array, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.dtypes import isdtype
+from rtxarr.ops._check import check_count
 from rtxarr.ops._elementwise import where
 from rtxarr.ops._index import take
 from rtxarr.ops._reduce import attained
@@ -67,6 +68,9 @@ _SCATTER_DOC = """
 
 
 def _check(values, index, name):
+    for what, x in (("values", values), (name, index)):
+        if not is_array(x):
+            raise TypeError(f"{what} must be an array or Tensor, got {type(x).__name__}")
     if values.ndim < 1:
         raise ValueError("values must have at least one dimension, got a scalar")
     if index.ndim != 1:
@@ -104,8 +108,7 @@ def _scatter_reduce(op, values, index, n_rows):
             f"index must have one entry for each of the {values.shape[0]} rows of values, got "
             f"{index.shape[0]}"
         )
-    if n_rows < 0:
-        raise ValueError(f"n_rows must be at least 0, got {n_rows}")
+    check_count("n_rows", n_rows)
     check_range_if_asked("index", index, 0, n_rows)
     xp = namespace(values, index)
     out = scatter_reduce(op, xp.astype(index, xp.int64, copy=False), _rows(values), n_rows)
@@ -227,8 +230,7 @@ def one_hot(indices, n_classes, /, *, dtype=None, axis=-1):
     axis : int, default -1
         Place of the new axis in the result.
     """
-    if n_classes < 0:
-        raise ValueError(f"n_classes must be at least 0, got {n_classes}")
+    check_count("n_classes", n_classes)
     _check_integer(indices, "indices")
     xp = namespace(indices)
     classes = xp.arange(n_classes, dtype=indices.dtype)
