@@ -25,6 +25,7 @@ from rtxarr._device import (
 )
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.data._safetensors import DIGEST_KEY, CheckpointError, parse_json, read_file, write_file
+from rtxarr.data._tree import map_leaves
 
 _STATE_KEY = "rtxarr.state"
 _MAX_DEPTH = 64
@@ -152,7 +153,7 @@ def load_checkpoint(path: str | os.PathLike, *, device: str | Device = "cpu") ->
         state = _parse_state(metadata, arrays)
     except CheckpointError as error:
         raise CheckpointError(f"{os.fspath(path)}: {error}") from None
-    return _map_arrays(state, lambda x: to_device(x, device))
+    return map_leaves(state, lambda x: to_device(x, device) if is_array(x) else x)
 
 
 def _parse_state(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -230,16 +231,6 @@ def _decode(node: Any, unused: dict[str, np.ndarray], depth: int) -> Any:
             raise CheckpointError(f"the state has {key!r} with what does not belong there")
         result[key[1:] if key.startswith("$$") else key] = _decode(x, unused, depth + 1)
     return result
-
-
-def _map_arrays(node: Any, function: Any) -> Any:
-    if isinstance(node, np.ndarray):
-        return function(node)
-    if isinstance(node, dict):
-        return {key: _map_arrays(x, function) for key, x in node.items()}
-    if isinstance(node, (list, tuple)):
-        return type(node)(_map_arrays(x, function) for x in node)
-    return node
 
 
 # ------------------------------------------------------------------------------- into a target

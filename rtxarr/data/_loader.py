@@ -20,7 +20,8 @@ from rtxarr._device import (
     to_device,
 )
 from rtxarr.autograd._tape import raw
-from rtxarr.data._prefetch import Prefetch, copied_ahead, in_turn, is_movable, map_arrays, pin
+from rtxarr.data._prefetch import Prefetch, copied_ahead, in_turn, is_movable, pin
+from rtxarr.data._tree import map_leaves
 from rtxarr.random import Generator
 
 # What the loader draws for: part of the generators' keys.
@@ -93,7 +94,7 @@ class DataLoader:
         transform: Callable[..., Any] | None = None,
     ) -> None:
         self._arrays = _find_arrays(dataset)
-        self.dataset = map_arrays(dataset, raw) if self._arrays else dataset
+        self.dataset = map_leaves(dataset, raw) if self._arrays else dataset
         self.batch_size = _integer("batch_size", batch_size, 1)
         self.shuffle = shuffle
         self.seed = _integer("seed", seed, 0, 2**64)
@@ -228,7 +229,7 @@ class DataLoader:
         with self._home:
             if self._arrays and self.transform is None and self.collate is None:
                 take = _take_pinned if self._copies_ahead else _take
-                batch = map_arrays(self.dataset, lambda x: take(x, indices))
+                batch = map_leaves(self.dataset, lambda x: take(x, indices))
             else:
                 samples = [self._sample(epoch, i) for i in indices.tolist()]
                 try:
@@ -238,12 +239,12 @@ class DataLoader:
                     raise
                 if self._copies_ahead:
                     batch = pin(batch)
-        return len(indices), batch if self._copies_ahead else map_arrays(batch, self._place)
+        return len(indices), batch if self._copies_ahead else map_leaves(batch, self._place)
 
     def _sample(self, epoch: int, index: int) -> Any:
         try:
             if self._arrays:
-                sample = map_arrays(self.dataset, lambda x: x[index])
+                sample = map_leaves(self.dataset, lambda x: x[index])
             else:
                 sample = self.dataset[index]
             if self.transform is None:
