@@ -12,7 +12,13 @@ from rtxarr import _device
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
-from rtxarr.ops._check import check_floating, check_number, check_rate, generator_or_default
+from rtxarr.ops._check import (
+    check_floating,
+    check_number,
+    check_rate,
+    drawing_device,
+    generator_or_default,
+)
 from rtxarr.ops._elementwise import abs, exp, tanh, where
 from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._manipulate import normalize_axis, part_along
@@ -440,24 +446,19 @@ def dropout(x, rate: float, /, *, generator=None):
     """
     check_floating(x=x)
     check_rate(rate)
-    return x if rate == 0 else _dropout(x, draw_kept(x, x.shape, rate, generator), rate)
-
-
-def draw_kept(x, shape, rate, generator):
-    """Draw which elements to keep: an array of bool of the library and the device of ``x``."""
-    generator = generator_or_default(generator)
-    x = raw(x)
-    place = _device.device_of(x)
-    known = isinstance(place, _device.Device)
-    kept = generator.dropout_mask(shape, rate, device=place if known else "cpu")
-    return namespace(x).asarray(kept)
+    if rate == 0:
+        return x
+    data = raw(x)
+    source = generator_or_default(generator)
+    kept = source.dropout_mask(data.shape, rate, device=drawing_device(data))
+    return _dropout(x, namespace(data).asarray(kept), rate=float(rate))
 
 
 @differentiable(elementwise=True)
 @rounded_once
-def _dropout(x, kept, rate, /):
+def _dropout(x, kept, /, *, rate):
     xp = namespace(x)
     return xp.where(kept, x / (1 - rate), 0)
 
 
-_dropout.defvjps(x=lambda g, kept, rate: _dropout(g, kept, rate))
+_dropout.defvjps(x=lambda g, kept, rate: _dropout(g, kept, rate=rate))

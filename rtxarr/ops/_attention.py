@@ -8,11 +8,17 @@ import math
 
 import numpy as np
 
-from rtxarr._device import Device, device_of, namespace
+from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import accumulator, isdtype, result_type
-from rtxarr.ops._check import check_floating, check_number, check_rate, generator_or_default
+from rtxarr.ops._check import (
+    check_floating,
+    check_number,
+    check_rate,
+    drawing_device,
+    generator_or_default,
+)
 from rtxarr.ops._elementwise import exp, where
 from rtxarr.ops._half import widen
 from rtxarr.ops._linalg import matmul
@@ -88,8 +94,7 @@ def _draw_kept(q, shape, rate, generator):
     piece = generator_or_default(generator).dropout_mask_pieces(math.prod(shape), rate)
     q = raw(q)
     xp = namespace(q)
-    place = device_of(q)
-    place = place if isinstance(place, Device) else "cpu"
+    place = drawing_device(q)
 
     def kept(batch, rows):
         # In the order (batch, rows, heads, keys), whole samples and rows of one are contiguous.
@@ -286,7 +291,7 @@ def scaled_dot_product_attention(
         causal=causal,
         offset=causal_offset,
         scale=float(scale),
-        rate=dropout_rate,
+        rate=float(dropout_rate),
     )
     return reshape(out, (*q.shape[:-1], v.shape[-1]))
 

@@ -6,6 +6,7 @@ import numbers
 import numpy as np
 
 from rtxarr._checks import check_range, check_range_if_asked
+from rtxarr._device import Device, device_of
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import is_floating, isdtype
 
@@ -60,6 +61,12 @@ def generator_or_default(generator):
     if not isinstance(generator, Generator):
         raise TypeError(f"generator must be a Generator, got {type(generator).__name__}")
     return generator
+
+
+def drawing_device(x):
+    """Give where to draw numbers for the raw array ``x``: the host for unknown libraries."""
+    place = device_of(x)
+    return place if isinstance(place, Device) else "cpu"
 
 
 def check_rate(rate):

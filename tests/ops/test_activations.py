@@ -226,3 +226,8 @@ def test_agreement_of_options_with_torch(against_torch):
     against_torch(lambda x: rx.softmax(x, axis=0), lambda x: F.softmax(x, 0), X)
     against_torch(rx.log_softmax, lambda x: F.log_softmax(x, -1), X)
     against_torch(rx.glu, F.glu, X)
+
+
+def test_a_numpy_rate_does_not_widen_dropout():
+    x = np.ones(8, dtype="float32")
+    assert rx.dropout(x, np.float64(0.5), generator=Generator(0)).dtype == np.float32
