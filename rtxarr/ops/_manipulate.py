@@ -6,7 +6,8 @@ import numpy as np
 
 from rtxarr._device import is_array, namespace
 from rtxarr.autograd._op import differentiable
-from rtxarr.dtypes import result_type
+from rtxarr.dtypes import isdtype, result_type
+from rtxarr.ops._check import check_count
 from rtxarr.ops._elementwise import BFLOAT16, astype
 
 __all__ = [
@@ -288,6 +289,9 @@ def roll(x, /, shift, *, axis=None):
     axis : int or tuple of int, optional
         The flattened array by default.
     """
+    shifts = shift if isinstance(shift, (tuple, list)) else (shift,)
+    if not all(isinstance(n, (int, np.integer)) for n in shifts):
+        raise TypeError(f"shift must be an int or a tuple of them, got {shift!r}")
     return namespace(x).roll(x, shift, axis=axis)
 
 
@@ -309,6 +313,10 @@ def tile(x, repetitions, /):
     repetitions : tuple of int
         Shorter than the number of axes, it is for the last ones; longer, axes are put in front.
     """
+    if not isinstance(repetitions, (tuple, list)):
+        raise TypeError(f"repetitions must be a tuple of ints, got {repetitions!r}")
+    for n in repetitions:
+        check_count("repetitions", n)
     return namespace(x).tile(x, repetitions)
 
 
@@ -336,7 +344,11 @@ def repeat(x, repeats, /, *, axis=None):
     axis : int, optional
     """
     xp = namespace(x)
-    if is_array(repeats):
+    if not is_array(repeats):
+        check_count("repeats", repeats)
+    else:
+        if not isdtype(repeats.dtype, "integral"):
+            raise TypeError(f"repeats must hold integers, got {repeats.dtype}")
         repeats = xp.astype(repeats, xp.int64, copy=False)  # NumPy refuses uint64
     return xp.repeat(x, repeats, axis=axis)
 
@@ -492,6 +504,8 @@ def pad(x, /, widths, *, constant_values=0):
     constant_values : scalar, default 0
     """
     xp = namespace(x)
+    if not hasattr(widths, "__len__"):
+        raise TypeError(f"widths must be a pair of counts for each axis, got {widths!r}")
     if len(widths) != x.ndim or any(a < 0 or b < 0 for a, b in widths):
         raise ValueError(f"widths must give {x.ndim} pairs of counts >= 0, got {widths}")
     shape = tuple(n + a + b for n, (a, b) in zip(x.shape, widths, strict=True))

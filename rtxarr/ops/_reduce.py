@@ -71,7 +71,7 @@ def _spread(g, x_shape, axis, keepdims):
     return broadcast_to(_restore(g, x_shape, axis, keepdims), x_shape)
 
 
-@differentiable
+@differentiable(movement=True)
 @rounded_once
 def sum(x, /, *, axis=None, dtype=None, keepdims=False):
     """Sum over axes; integers widen to int64."""
@@ -81,7 +81,7 @@ def sum(x, /, *, axis=None, dtype=None, keepdims=False):
 sum.defvjps(x=_spread)
 
 
-@differentiable
+@differentiable(movement=True)
 @rounded_once
 def mean(x, /, *, axis=None, keepdims=False):
     """Give the arithmetic mean over axes; of nothing it is NaN."""
@@ -103,7 +103,8 @@ def var(x, /, *, axis=None, correction=0.0, keepdims=False):
 
 
 def _var_rule(g, x, x_shape, axis, correction, keepdims):
-    scale = 2 / (_count(x_shape, axis) - correction)
+    freedom = _count(x_shape, axis) - correction
+    scale = 2 / freedom if freedom > 0 else math.nan  # as the variance itself
     return scale * _restore(g, x_shape, axis, keepdims) * (x - mean(x, axis=axis, keepdims=True))
 
 

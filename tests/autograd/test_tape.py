@@ -460,6 +460,16 @@ def test_masked_out_nan_has_zero_gradient(device, name):
     assert_close(rx.grad(function)(rx.asarray(at)), want)
 
 
+@pytest.mark.parametrize("reduce", [rx.sum, rx.mean])
+def test_masked_out_nan_has_zero_gradient_through_a_sum(device, reduce):
+    x = leaf([[-1.0, 4.0], [4.0, 4.0]])
+    with np.errstate(invalid="ignore"):
+        rows = reduce(rx.sqrt(x), axis=1)
+        rx.sum(rx.where(rx.asarray([False, True]), rows, 0.0)).backward()
+    share = 0.25 if reduce is rx.sum else 0.125
+    assert_close(x.grad, [[0.0, 0.0], [share, share]])
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_masked_out_nan_has_zero_second_derivative(device):
     second = rx.grad(rx.grad(lambda x: rx.where(x > 0, rx.log(x), x**2)))
