@@ -1,4 +1,4 @@
-"""Checks that read array data, and so wait for the GPU: off unless asked for."""
+"""Checks that read array data; those that would wait for the GPU are off unless asked for."""
 
 import threading
 from contextlib import contextmanager
@@ -9,11 +9,6 @@ class _State(threading.local):
 
 
 _state = _State()
-
-
-def enabled() -> bool:
-    """Tell whether checks of values are on in this thread."""
-    return _state.enabled
 
 
 @contextmanager
@@ -37,9 +32,15 @@ def check_values():
         _state.enabled = before
 
 
+def check_range_if_asked(name: str, index, low: int, high: int) -> None:
+    """Do :func:`check_range` inside :func:`check_values`, else nothing."""
+    if _state.enabled:
+        check_range(name, index, low, high)
+
+
 def check_range(name: str, index, low: int, high: int) -> None:
-    """Raise IndexError when ``index`` leaves ``[low, high)``; does nothing while checks are off."""
-    if not _state.enabled or index.size == 0:
+    """Raise IndexError when ``index`` leaves ``[low, high)``."""
+    if index.size == 0:
         return
     smallest, largest = int(index.min()), int(index.max())
     if smallest < low or largest >= high:

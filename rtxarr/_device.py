@@ -126,6 +126,13 @@ def is_device_array(x: Any) -> bool:
     return xp is not None and xp.__name__ == "array_api_compat.cupy"
 
 
+def owner_of(array: Any) -> int:
+    """Identify the array whose memory ``array`` looks at; by ``id``, so while that lives."""
+    while (base := getattr(array, "base", None)) is not None:
+        array = base
+    return id(array)
+
+
 # glibc gives each large block back to the system when it is freed, so that every array is paid
 # for in page faults again; freeing one block of almost 32 MiB (its limit for adapting), never
 # touched, makes it keep those below. Small training steps run up to three times as fast.
@@ -561,7 +568,7 @@ def launch(
     args : tuple
         CuPy arrays of any strides, NumPy scalars, and Python bool, int (int64) and float
         (float64). Arrays of float16 and bfloat16 reach the kernel as their uint16 bits; read
-        them with ``rtxarr.kernels._half``.
+        them with ``rtxarr.kernels._vector``.
     block : int or tuple, optional
         Threads in a block, along each axis.
 

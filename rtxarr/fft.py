@@ -201,7 +201,7 @@ def hfft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward")
     -------
     array or Tensor of real dtype, of length ``n`` along ``axis``
     """
-    return _fft.hfft(x, n, axis, norm)
+    return _fft.hfft_any(x, _length(n), (axis,), norm)
 
 
 def ihfft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward"):
@@ -219,7 +219,7 @@ def ihfft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward"
     -------
     array or Tensor of complex dtype, of length ``n // 2 + 1`` along ``axis``
     """
-    return _fft.ihfft(x, n, axis, norm)
+    return _fft.ihfft_any(x, _length(n), (axis,), norm)
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype=None, device=None):

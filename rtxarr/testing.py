@@ -76,6 +76,29 @@ def _inexact_outputs(value):
     return [x for x in flatten(value)[0] if dtypes.is_inexact(raw(x).dtype)]
 
 
+def _differentiated(args):
+    """Give the places of the arguments that are differentiated."""
+    places = [
+        i
+        for i, a in enumerate(args)
+        if _device.is_array(a) and np.dtype(a.dtype).name in ("float64", "complex128")
+    ]
+    if not places:
+        raise ValueError("args must hold at least one float64 or complex128 array")
+    return places
+
+
+def _random_like(outputs, seed):
+    rng = np.random.default_rng(seed)
+    values = []
+    for out in outputs:
+        value = rng.standard_normal(out.shape)
+        if np.dtype(out.dtype).kind == "c":
+            value = value + 1j * rng.standard_normal(out.shape)
+        values.append(_device.namespace(raw(out)).asarray(value, dtype=out.dtype))
+    return values
+
+
 def gradcheck(
     function: Callable,
     args: Sequence,
@@ -106,43 +129,32 @@ def gradcheck(
     AssertionError
         Naming the argument and the element where the two differ most, or a gradient of
         another shape or dtype than its argument.
+    ValueError
+        When there is nothing to differentiate.
     """
-    places = [
-        i
-        for i, a in enumerate(args)
-        if _device.is_array(a) and np.dtype(a.dtype).name in ("float64", "complex128")
-    ]
-    if not places:
-        raise ValueError("args must hold at least one float64 or complex128 array")
-    rng = np.random.default_rng(seed)
-    outputs = _inexact_outputs(function(*args))
-    weights = []
-    for out in outputs:
-        weight = rng.standard_normal(out.shape)
-        if np.dtype(out.dtype).kind == "c":
-            weight = weight + 1j * rng.standard_normal(out.shape)
-        weights.append(_device.namespace(raw(out)).asarray(weight, dtype=out.dtype))
+    places = _differentiated(args)
+    weights = _random_like(_inexact_outputs(function(*args)), seed)
 
-    def call(chosen):
+    def call(*chosen):
         full = list(args)
         for place, value in zip(places, chosen, strict=True):
             full[place] = value
         return _inexact_outputs(function(*full))
 
     def total(chosen):
-        parts = zip(call(chosen), weights, strict=True)
+        parts = zip(call(*chosen), weights, strict=True)
         return sum(float(np.sum(np.real(np.conj(_host(w)) * _host(out)))) for out, w in parts)
 
     values = [args[p] for p in places]
-    _, pull_back = autograd.vjp(lambda *chosen: call(chosen), *values)
+    _, pull_back = autograd.vjp(call, *values)
     computed = pull_back(weights)
-    for place, value, got in zip(places, values, computed, strict=True):
+    for which, (place, value, got) in enumerate(zip(places, values, computed, strict=True)):
         if got.shape != value.shape or got.dtype != value.dtype:
             raise AssertionError(
                 f"the gradient of argument {place} has shape {got.shape} and dtype {got.dtype}, "
                 f"the argument {value.shape} and {value.dtype}"
             )
-        want = _differences(total, values, places.index(place), eps)
+        want = _differences(total, values, which, eps)
         error = np.abs(_host(got) - want)
         limit = atol + rtol * np.max(np.abs(want), initial=0.0)
         if want.size and not np.max(error) <= limit:
@@ -190,19 +202,8 @@ def gradgradcheck(
     Parameters and exceptions are those of :func:`gradcheck`; the gradient pulled back through
     ``function`` is itself checked, with respect to ``args`` and to what is pulled back.
     """
-    args = list(args)
-    places = [
-        i
-        for i, a in enumerate(args)
-        if _device.is_array(a) and np.dtype(a.dtype).name in ("float64", "complex128")
-    ]
-    rng = np.random.default_rng(seed + 1)
-    pulled = []
-    for out in _inexact_outputs(function(*args)):
-        value = rng.standard_normal(out.shape)
-        if np.dtype(out.dtype).kind == "c":
-            value = value + 1j * rng.standard_normal(out.shape)
-        pulled.append(_device.namespace(raw(out)).asarray(value, dtype=out.dtype))
+    places = _differentiated(args)
+    pulled = _random_like(_inexact_outputs(function(*args)), seed + 1)
 
     def gradient(*everything):
         full = list(everything[: len(args)])

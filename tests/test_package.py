@@ -28,7 +28,7 @@ RANKS = {
     "random": 3,
     "tape": 3,
     "ops": 4,
-    "_info": 5,
+    "_info": 2,
     "autograd": 5,
     "fft": 5,
     "linalg": 5,

@@ -1,5 +1,6 @@
 """The backward pass: nodes newest first, contributions in a fixed order."""
 
+import threading
 from heapq import heappop, heappush
 
 import numpy as np
@@ -11,6 +12,7 @@ from rtxarr.autograd._tape import Leaf, Node, Tensor, make_tensor, raw
 from rtxarr.dtypes import is_complex, is_inexact
 
 _FREED = object()
+_accumulating = threading.Lock()  # threads that share parameters add to the same leaves
 
 
 class Samples:
@@ -38,11 +40,12 @@ def accumulate_leaves(tensor, grad, *, retain_graph=False):
     """Run the tape below ``tensor`` and add to the ``grad`` of its leaves."""
     if tensor.node is None:
         raise RuntimeError("backward() needs a tensor that requires_grad, this one does not")
-    g = _starting_gradient(tensor, grad)
+    g = raw(_starting_gradient(tensor, grad))
     leaves = _run([(tensor, g)], None, False, retain_graph, None)
-    for leaf, g in leaves.items():
-        g = _own(g)
-        leaf.grad = g if leaf.grad is None else leaf.grad + g
+    grads = _apart(leaves.values(), [g])
+    with _accumulating:
+        for leaf, g in zip(leaves, grads, strict=True):
+            leaf.grad = g if leaf.grad is None else leaf.grad + g
 
 
 def gradients(outputs, inputs, grads=None, *, create_graph=False, retain_graph=None):
@@ -78,7 +81,8 @@ def gradients(outputs, inputs, grads=None, *, create_graph=False, retain_graph=N
     retain = create_graph if retain_graph is None else retain_graph
     wanted = {(tensor.node, tensor.slot): None for tensor in inputs}
     found = _run(pairs, wanted, create_graph, retain, None)
-    return [found.get((tensor.node, tensor.slot)) for tensor in inputs]
+    found = [found.get((tensor.node, tensor.slot)) for tensor in inputs]
+    return found if create_graph else _apart(found, [g for _, g in pairs])
 
 
 def per_sample_gradients(output, parameters, grad=None):
@@ -112,7 +116,7 @@ def per_sample_gradients(output, parameters, grad=None):
         if type(getattr(p, "node", None)) is not Leaf:
             raise ValueError(f"parameters[{place}] must be a leaf tensor that requires_grad")
     samples = Samples({p.node for p in parameters})
-    _run([(output, _starting_gradient(output, grad))], None, False, False, samples)
+    _run([(output, raw(_starting_gradient(output, grad)))], None, False, False, samples)
     return [samples.grads.get(p.node) for p in parameters]
 
 
@@ -130,6 +134,8 @@ def _starting_gradient(tensor, grad):
         grad = xp.asarray(grad, dtype=None if hasattr(grad, "dtype") else data.dtype)
     if grad.shape != data.shape:
         raise ValueError(f"grad must have the output's shape {data.shape}, got {grad.shape}")
+    if is_complex(grad.dtype) and not is_complex(data.dtype):
+        raise TypeError(f"grad must be real for a real output, got dtype {grad.dtype}")
     # A real one for a complex output would pass the conjugations by.
     return grad if grad.dtype == data.dtype else _cast(grad, data.dtype)
 
@@ -255,7 +261,7 @@ class _Pass:
             if mask is not None or plan.mask_calls[k] is not None:
                 gx, passed = _route_mask(plan, k, g, gx, mask, saved, shape)
             if gx.shape != shape:
-                gx = unbroadcast(gx, shape)
+                gx = _fitted(plan, k, gx, shape)
             if gx.dtype is not dtype and gx.dtype != dtype:
                 gx = _cast(gx, dtype)
             self.deliver(target, slot, gx, passed)
@@ -348,7 +354,7 @@ def _is_complex(g):
     if type(g) is list:
         return any(part is not None and _is_complex(part) for part in g)
     dtype = g.dtype
-    return dtype.kind == "c" if isinstance(dtype, np.dtype) else "complex" in str(dtype)
+    return dtype.kind == "c" if isinstance(dtype, np.dtype) else is_complex(dtype)
 
 
 def _conj(g):
@@ -362,9 +368,19 @@ def _conj(g):
 def _cast(g, dtype):
     from rtxarr import ops
 
-    if _is_complex(g) and "complex" not in str(dtype):
+    if _is_complex(g) and not is_complex(dtype):
         g = ops.real(g)
     return ops.astype(g, dtype, copy=False)
+
+
+def _fitted(plan, k, gx, shape):
+    """Sum what a rule gave to the shape of its argument, or say whose rule it was."""
+    try:
+        return unbroadcast(gx, shape)
+    except ValueError as error:
+        argument = plan.op.variadic or plan.op.arg_names[plan.tracked[k]]
+        error.add_note(f"from the rule of {plan.op.name}() for its argument {argument!r}")
+        raise
 
 
 def unbroadcast(g, shape):
@@ -382,12 +398,18 @@ def unbroadcast(g, shape):
     return g if g.shape == shape else ops.reshape(g, shape)
 
 
-def _own(g):
-    """Give ``g`` as an array that shares no element with itself (not a broadcast view)."""
-    strides = getattr(g, "strides", None)
-    if strides and 0 in strides and g.size > 1:
-        return _device.namespace(g).asarray(g, copy=True)
-    return g
+def _apart(grads, given):
+    """Give gradients that can be written into: no two share memory, or one with ``given``."""
+    taken = {_device.owner_of(g) for g in given}
+    own = []
+    for g in grads:
+        if g is not None and not isinstance(g, (Tensor, np.generic)):
+            strides = getattr(g, "strides", None)
+            if _device.owner_of(g) in taken or (strides and 0 in strides and g.size > 1):
+                g = _device.namespace(g).asarray(g, copy=True)
+            taken.add(_device.owner_of(g))
+        own.append(g)
+    return own
 
 
 def _route_mask(plan, k, g, gx, mask, saved, shape):

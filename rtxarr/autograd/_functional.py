@@ -13,7 +13,7 @@ from rtxarr import _device
 from rtxarr.autograd._engine import gradients, reaches_other_leaves
 from rtxarr.autograd._mode import enable_grad, is_recording
 from rtxarr.autograd._op import differentiable
-from rtxarr.autograd._tape import Leaf, Tensor, make_tensor, raw
+from rtxarr.autograd._tape import Leaf, Tensor, make_tensor, raw, store_of
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.dtypes import is_complex, is_inexact
 
@@ -45,7 +45,7 @@ def _lift(value, name):
         )
     if isinstance(value, Tensor) and value.node is not None:
         return alias(value)
-    return make_tensor(data, Leaf(), 0, value.store if isinstance(value, Tensor) else None)
+    return make_tensor(data, Leaf(), 0, store_of(value) if isinstance(value, Tensor) else None)
 
 
 class _Recorded:
@@ -378,6 +378,13 @@ def jacobian(function: Callable, argnums: int | tuple[int, ...] = 0) -> Callable
 
 def hessian(function: Callable, argnums: int = 0) -> Callable:
     """Make a function that gives all second derivatives of a scalar ``function``.
+
+    Parameters
+    ----------
+    function : callable
+        Returns a real scalar.
+    argnums : int, default 0
+        Which argument, one array, to differentiate.
 
     Returns
     -------

@@ -1,9 +1,9 @@
 """Thread-local switches of the tape: recording, and what to do with each new node."""
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable
-from contextlib import ContextDecorator
 
 OFF, ON, OBSERVED = 0, 1, 2
 
@@ -13,6 +13,9 @@ class _State(threading.local):
     frame = None  # the checkpoint whose nodes are being made
     checksums = False  # guard saved arrays by their contents too
     recomputing = False  # a checkpointed call is being repeated
+
+    def __init__(self):
+        self.previous: list[int] = []  # modes to go back to, one for each block begun
 
 
 state = _State()
@@ -27,28 +30,30 @@ def is_recording() -> bool:
     return state.mode != OFF
 
 
-class _Recording(ContextDecorator):
+class _Recording:
     """Set recording inside a ``with`` block or a decorated function; nests and restores."""
 
     def __init__(self, on: bool):
         self._on = on
-        self._previous: list[int] = []
 
     def __enter__(self):
-        self._previous.append(state.mode)
+        state.previous.append(state.mode)
         state.mode = _recording_mode() if self._on else OFF
         return self
 
     def __exit__(self, *exc):
-        state.mode = self._previous.pop()
+        state.mode = state.previous.pop()
         return False
 
-    def _recreate_cm(self):
-        return type(self)(self._on)
+    def __call__(self, function):
+        return _decorate(function, self._on)
 
 
 def no_grad(function: Callable | None = None):
     """Switch recording off: as a ``with`` block, ``@no_grad`` or ``@no_grad()``.
+
+    A decorated generator runs without recording, who takes its items does not. A ``with`` block
+    around a ``yield`` or an ``await`` is still open while other code of the thread runs.
 
     Examples
     --------
@@ -68,12 +73,40 @@ def enable_grad(function: Callable | None = None):
 
 
 def _decorate(function, on):
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"function must not be async, got {function.__name__}(): what else runs while it "
+            "waits would see the switch; use a with block between two awaits"
+        )
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def generate(*args, **kwargs):
+            return (yield from _drive(function(*args, **kwargs), on))
+
+        return generate
+
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
         with _Recording(on):
             return function(*args, **kwargs)
 
     return wrapper
+
+
+def _drive(generator, on):
+    """Go through a generator with recording set while it runs, and not between."""
+    resume, value = generator.send, None
+    while True:
+        with _Recording(on):
+            try:
+                item = resume(value)
+            except StopIteration as end:
+                return end.value
+        try:
+            resume, value = generator.send, (yield item)
+        except BaseException as error:  # GeneratorExit too: the generator may have to clean up
+            resume, value = generator.throw, error
 
 
 class watching:

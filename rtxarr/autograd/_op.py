@@ -50,7 +50,8 @@ class Op:
     movement : bool
         The rule only moves gradient elements about (or adds them up).
     view : bool
-        The output may share the first argument's memory.
+        The output may share the first argument's memory. That the first argument itself is
+        the output is seen without this.
     holomorphic : bool
         See the module's docstring.
     masks : dict
@@ -223,50 +224,31 @@ def apply(op: Op, args, kwargs):
     except (TypeError, ValueError, IndexError) as error:
         explain(error, op.fwd, raw, kwargs)
         raise
-    shared = op.view and isinstance(args[0], Tensor)
+    shared = (op.view or out is raw[0]) and isinstance(args[0], Tensor)
     store: list[int] | None = store_of(args[0]) if shared else None
+    several = isinstance(out, tuple)
     mode = state.mode
-    if not tracked or mode is OFF or isinstance(out, tuple) or not is_inexact(out.dtype):
-        if isinstance(out, tuple):
-            return _apply_several(op, args, raw, edges, tracked, out, kwargs, store)
-        return make_tensor(out, None, 0, store)
-    plan = op.plans.get(tracked) or op.plan(tracked)
-    guards = []
-    for index in plan.guarded:
-        arg = args[index]
-        if isinstance(arg, Tensor):
-            counter = arg.store
-            if counter is None:
-                counter = arg.store = [0]
-            guards.append((counter, counter[0]))
-    if plan.saves_out:
-        if store is None:
-            store = [0]
-        guards.append((store, store[0]))
-    node = Node(plan, edges, plan.save(raw, out, kwargs), guards)
-    if mode is OBSERVED:
-        _observe(node)
-    return make_tensor(out, node, 0, store)
-
-
-def _apply_several(op, args, raw, edges, tracked, out, kwargs, store):
-    """Wrap the outputs of an operation that has several."""
     node = None
-    if tracked and state.mode is not OFF:
+    if tracked and mode is not OFF and (several or is_inexact(out.dtype)):
         plan = op.plans.get(tracked) or op.plan(tracked)
-        guards = [
-            (store_of(args[i]), store_of(args[i])[0])
-            for i in plan.guarded
-            if isinstance(args[i], Tensor)
-        ]
+        guards = []
+        for index in plan.guarded:
+            arg = args[index]
+            if isinstance(arg, Tensor):
+                counter = arg.store
+                if counter is None:
+                    counter = arg.store = [0]
+                guards.append((counter, counter[0]))
         if plan.saves_out:
-            store = [0] if store is None else store
+            if store is None:
+                store = [0]
             guards.append((store, store[0]))
         node = Node(plan, edges, plan.save(raw, out, kwargs), guards)
-        node.outputs = [(o.shape, o.dtype) for o in out]
-        if state.mode is OBSERVED:
+        if several:
+            node.outputs = [(o.shape, o.dtype) for o in out]
+        if mode is OBSERVED:
             _observe(node)
-    return _wrap_outputs(out, node, store)
+    return _wrap_outputs(out, node, store) if several else make_tensor(out, node, 0, store)
 
 
 def _wrap_outputs(out, node, store):

@@ -93,13 +93,16 @@ class Tensor:
     __array_priority__ = 1000
 
     def __init__(self, data, *, requires_grad: bool = False):
+        self.store: list[int] | None = None
         if isinstance(data, Tensor):
+            self.store = store_of(data)
             data = data.data
         elif not _device.is_array(data):
             data = _device.namespace().asarray(data)
+        if isinstance(data, np.ndarray) and data.dtype.kind in "OSUMm":
+            raise TypeError(f"data must hold numbers or bools, got dtype {data.dtype}")
         self.data = data
         self.slot = 0
-        self.store: list[int] | None = None
         self.node: Leaf | Node | None = None
         if requires_grad:
             self.requires_grad = True

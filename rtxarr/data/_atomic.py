@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
@@ -26,7 +27,8 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
     Parameters
     ----------
     path : path-like
-        Its folder must exist. A symbolic link stays one: what it points to is replaced.
+        Its folder must exist. A symbolic link stays one: what it points to is replaced. Devices
+        and pipes are refused; the permissions of a file stay as they were.
 
     Yields
     ------
@@ -37,11 +39,15 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
         raise IsADirectoryError(
             errno.EISDIR, "path must name a file, got a folder", os.fspath(path)
         )
+    if os.path.lexists(target) and not os.path.isfile(target):
+        raise OSError(errno.EINVAL, "path must name a regular file", os.fspath(path))
     folder, name = os.path.split(target)
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
             _remove_stale(folder, name, os.fstat(file.fileno()).st_mtime)
+            with suppress(OSError):  # no file yet, or a file system without permissions
+                os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -14,9 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rtxarr._device import Device, device_of, is_array, is_device_array, to_device
+from rtxarr._device import (
+    Device,
+    device_of,
+    is_array,
+    is_device_array,
+    namespace,
+    owner_of,
+    to_device,
+)
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.data._safetensors import DIGEST_KEY, CheckpointError, parse_json, read_file, write_file
+from rtxarr.data._tree import map_leaves
 
 _STATE_KEY = "rtxarr.state"
 _MAX_DEPTH = 64
@@ -144,7 +153,7 @@ def load_checkpoint(path: str | os.PathLike, *, device: str | Device = "cpu") ->
         state = _parse_state(metadata, arrays)
     except CheckpointError as error:
         raise CheckpointError(f"{os.fspath(path)}: {error}") from None
-    return _map_arrays(state, lambda x: to_device(x, device))
+    return map_leaves(state, lambda x: to_device(x, device) if is_array(x) else x)
 
 
 def _parse_state(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -224,16 +233,6 @@ def _decode(node: Any, unused: dict[str, np.ndarray], depth: int) -> Any:
     return result
 
 
-def _map_arrays(node: Any, function: Any) -> Any:
-    if isinstance(node, np.ndarray):
-        return function(node)
-    if isinstance(node, dict):
-        return {key: _map_arrays(x, function) for key, x in node.items()}
-    if isinstance(node, (list, tuple)):
-        return type(node)(_map_arrays(x, function) for x in node)
-    return node
-
-
 # ------------------------------------------------------------------------------- into a target
 
 
@@ -290,8 +289,9 @@ def load_into(
         ]
     if faults:
         raise CheckpointError("the loaded state does not fit:\n  " + "\n  ".join(faults))
-    # Copies to the devices come first: they can fail for want of memory.
-    staged = [(places[key], _staged(_get(places[key]), values[key])) for key in common]
+    # Copies come first: they can fail for want of memory.
+    owners = {owner_of(raw(_get(places[key]))) for key in common}
+    staged = [(places[key], _staged(_get(places[key]), values[key], owners)) for key in common]
     for (owner, last), value in staged:
         old = owner[last]
         if isinstance(old, Tensor):
@@ -340,9 +340,11 @@ def _misfit(old: Any, new: Any) -> str | None:
     return "must have " + " and ".join(faults) if faults else None
 
 
-def _staged(old: Any, new: Any) -> Any:
+def _staged(old: Any, new: Any, owners: set[int]) -> Any:
     new = raw(new)
     if not is_array(new):
         return new
+    if owner_of(new) in owners:  # one of the target's own, perhaps written before it is read
+        new = namespace(new).asarray(new, copy=True)
     old = raw(old)
     return to_device(new, device_of(old)) if is_device_array(old) or is_device_array(new) else new

@@ -20,7 +20,8 @@ from rtxarr._device import (
     to_device,
 )
 from rtxarr.autograd._tape import raw
-from rtxarr.data._prefetch import Prefetch, copied_ahead, in_turn, is_movable, map_arrays, pin
+from rtxarr.data._prefetch import Prefetch, copied_ahead, in_turn, is_movable, pin
+from rtxarr.data._tree import map_leaves
 from rtxarr.random import Generator
 
 # What the loader draws for: part of the generators' keys.
@@ -93,10 +94,10 @@ class DataLoader:
         transform: Callable[..., Any] | None = None,
     ) -> None:
         self._arrays = _find_arrays(dataset)
-        self.dataset = map_arrays(dataset, raw) if self._arrays else dataset
+        self.dataset = map_leaves(dataset, raw) if self._arrays else dataset
         self.batch_size = _integer("batch_size", batch_size, 1)
         self.shuffle = shuffle
-        self.seed = _integer("seed", seed, 0)
+        self.seed = _integer("seed", seed, 0, 2**64)
         self.drop_last = drop_last
         self.prefetch = _integer("prefetch", prefetch, 0)
         self.collate = collate
@@ -121,6 +122,10 @@ class DataLoader:
             f"DataLoader({self.n_samples} samples, batch_size={self.batch_size}, "
             f"device={str(self.device)!r}, epoch={self._epoch}, position={self._position})"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs: all but the loop in progress."""
+        return {**self.__dict__, "_source": None}
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch."""
@@ -161,7 +166,7 @@ class DataLoader:
         for name, own in (("seed", self.seed), ("n_samples", self.n_samples)):
             if state[name] != own:
                 raise ValueError(f"{name} in state must be this loader's {own}, got {state[name]}")
-        epoch = _integer("epoch", state["epoch"], 0)
+        epoch = _integer("epoch", state["epoch"], 0, 2**63)
         position = _integer("position", state["position"], 0)
         if position > self.n_samples:
             raise ValueError(f"position must be at most {self.n_samples}, got {position}")
@@ -224,7 +229,7 @@ class DataLoader:
         with self._home:
             if self._arrays and self.transform is None and self.collate is None:
                 take = _take_pinned if self._copies_ahead else _take
-                batch = map_arrays(self.dataset, lambda x: take(x, indices))
+                batch = map_leaves(self.dataset, lambda x: take(x, indices))
             else:
                 samples = [self._sample(epoch, i) for i in indices.tolist()]
                 try:
@@ -234,12 +239,12 @@ class DataLoader:
                     raise
                 if self._copies_ahead:
                     batch = pin(batch)
-        return len(indices), batch if self._copies_ahead else map_arrays(batch, self._place)
+        return len(indices), batch if self._copies_ahead else map_leaves(batch, self._place)
 
     def _sample(self, epoch: int, index: int) -> Any:
         try:
             if self._arrays:
-                sample = map_arrays(self.dataset, lambda x: x[index])
+                sample = map_leaves(self.dataset, lambda x: x[index])
             else:
                 sample = self.dataset[index]
             if self.transform is None:
@@ -256,11 +261,13 @@ class DataLoader:
         return to_device(x, self.device) if is_movable(x) or is_device_array(x) else x
 
 
-def _integer(name: str, value: Any, least: int) -> int:
+def _integer(name: str, value: Any, least: int, end: int | None = None) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if end is not None and value >= end:
+        raise ValueError(f"{name} must be less than {end}, got {value}")
     return operator.index(value)
 
 

@@ -7,7 +7,7 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from rtxarr._device import (
     namespace,
     stream,
 )
+from rtxarr.data._tree import map_leaves
 
 
 class Item(NamedTuple):
@@ -89,14 +90,15 @@ class Prefetch:
 
 
 def _produce(make: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[Item]:
-    try:
-        for job in jobs:
-            yield Item(make(job))
-        yield END
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        yield Item(error=error)
+    item = Item(None)
+    jobs = iter(jobs)
+    while item is not END and item.error is None:
+        try:
+            job = next(jobs, END)
+            item = END if job is END else Item(make(job))
+        except BaseException as error:  # GeneratorExit too, of code that raises it
+            item = Item(error=error)
+        yield item
 
 
 def _work(items: Iterator[Item], results: queue.Queue[Item], stop: threading.Event) -> None:
@@ -112,18 +114,7 @@ def in_turn(source: Prefetch) -> Generator[Item, None, None]:
         yield item
 
 
-# ------------------------------------------------------------------------ trees of arrays
-
-
-def map_arrays(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply ``function`` to the leaves of nested dicts, tuples and lists."""
-    if isinstance(tree, Mapping):
-        return {key: map_arrays(x, function) for key, x in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(map_arrays(x, function) for x in tree)
-    if isinstance(tree, list):
-        return [map_arrays(x, function) for x in tree]
-    return function(tree)
+# ------------------------------------------------------------------------ copies to a GPU
 
 
 def is_movable(x: Any) -> bool:
@@ -144,7 +135,7 @@ def pin(tree: Any) -> Any:
         pinned[...] = x
         return pinned
 
-    return map_arrays(tree, leaf)
+    return map_leaves(tree, leaf)
 
 
 def copied_ahead(source: Prefetch, device: Device, depth: int) -> Generator[Item, None, None]:
@@ -168,7 +159,7 @@ def copied_ahead(source: Prefetch, device: Device, depth: int) -> Generator[Item
             return pairs[-1][0]
 
         with device:
-            value = map_arrays(item.value, leaf)
+            value = map_leaves(item.value, leaf)
             side.wait_event(current_stream().record())
             for target, host in pairs:
                 target.set(host, stream=side)

@@ -8,6 +8,7 @@ import numpy as np
 
 from rtxarr._device import cuda
 from rtxarr.kernels._vector import access, lift
+from rtxarr.kernels.segment import identity
 
 
 @cuda.jit(device=True)
@@ -39,15 +40,6 @@ def _divide(total, count):
 OPERATIONS = {"sum": _add, "mean": _add, "max": _maximum, "min": _minimum}
 
 
-def identity(op: str, scalar: type) -> object:
-    """Return what ``op`` over no rows gives, as ``scalar`` (a NumPy type)."""
-    if op in ("sum", "mean"):
-        return scalar(0)
-    if np.dtype(scalar).kind == "f":
-        return scalar(-np.inf if op == "max" else np.inf)
-    return scalar(getattr(np.iinfo(scalar), "min" if op == "max" else "max"))
-
-
 @functools.cache
 def kernels(op: str, dtype: np.dtype, wide: bool, gathered: bool):
     """Return ``(rows, chunks, join)`` for one operation and element type.
@@ -60,7 +52,7 @@ def kernels(op: str, dtype: np.dtype, wide: bool, gathered: bool):
     combine = lift(operation, width)
     finish = _divide if op == "mean" else _keep
     finish_all = lift(finish, width)
-    nothing = identity(op, scalar)
+    nothing = scalar(identity(op, dtype))
     nothing_all = (nothing,) * width
 
     @cuda.jit(device=True)

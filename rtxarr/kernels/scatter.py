@@ -6,15 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from rtxarr._checks import check_range
 from rtxarr._device import namespace, runs_kernels
 from rtxarr.dtypes import accumulator
-from rtxarr.kernels.segment import (
-    check_index,
-    check_operation,
-    check_range,
-    reduce_masked,
-    segment_reduce,
-)
+from rtxarr.kernels.segment import check_index, check_operation, reduce_masked, segment_reduce
 
 __all__ = ["scatter_reduce"]
 
@@ -50,7 +45,7 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
         raise ValueError(f"n_rows must not be negative, got {n_rows}")
     on_host = isinstance(values, np.ndarray) and not runs_kernels(values)
     if on_host:
-        check_range(index, "index", n_rows)
+        check_range("index", index, 0, n_rows)
         if op == "sum" and 0 not in (n_rows, *values.shape):
             return _sum_host(index, values, n_rows)
     elif not runs_kernels(values):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from rtxarr._checks import check_range
 from rtxarr._device import launch, namespace, runs_kernels
 from rtxarr.dtypes import accumulator, iinfo, is_floating, is_half, is_inexact, isdtype
 
-__all__ = ["segment_max", "segment_mean", "segment_min", "segment_reduce", "segment_sum"]
+__all__ = ["segment_reduce"]
 
 _OPS = ("sum", "mean", "max", "min")
 
@@ -57,26 +59,6 @@ def segment_reduce(op: str, values: Any, indptr: Any, *, indices: Any = None) ->
     return reduce_masked(xp, op, values, owned)
 
 
-def segment_sum(values: Any, indptr: Any, *, indices: Any = None) -> Any:
-    """Sum the rows of each segment; see :func:`segment_reduce`."""
-    return segment_reduce("sum", values, indptr, indices=indices)
-
-
-def segment_mean(values: Any, indptr: Any, *, indices: Any = None) -> Any:
-    """Average the rows of each segment; see :func:`segment_reduce`."""
-    return segment_reduce("mean", values, indptr, indices=indices)
-
-
-def segment_max(values: Any, indptr: Any, *, indices: Any = None) -> Any:
-    """Return each segment's largest value by feature; see :func:`segment_reduce`."""
-    return segment_reduce("max", values, indptr, indices=indices)
-
-
-def segment_min(values: Any, indptr: Any, *, indices: Any = None) -> Any:
-    """Return each segment's smallest value by feature; see :func:`segment_reduce`."""
-    return segment_reduce("min", values, indptr, indices=indices)
-
-
 def _check(xp: Any, op: str, values: Any, indptr: Any, indices: Any) -> None:
     check_operation(op, values.dtype)
     if values.ndim != 2:
@@ -104,12 +86,14 @@ def check_index(xp: Any, name: str, index: Any) -> None:
         raise TypeError(f"{name} must be 1-D int32 or int64, got {index.ndim}-D {index.dtype}")
 
 
-def _limits(dtype: Any) -> tuple:
-    """Return what "max" and "min" over no rows give."""
+def identity(op: str, dtype: Any) -> float:
+    """Return what ``op`` over no rows gives, as a Python number."""
+    if op in ("sum", "mean"):
+        return 0
     if is_floating(dtype):
-        return -np.inf, np.inf
+        return -math.inf if op == "max" else math.inf
     info = iinfo(dtype)
-    return info.min, info.max
+    return info.min if op == "max" else info.max
 
 
 # ----------------------------------------------------------------------------------- on a GPU
@@ -167,7 +151,7 @@ def _can_be_wide(flat: Any, n_features: int) -> bool:
 def _reduce_host(op: str, values: Any, indptr: Any, indices: Any, shape: tuple) -> Any:
     _check_pointers(indptr, values.shape[0] if indices is None else indices.shape[0])
     if indices is not None:
-        check_range(indices, "indices", values.shape[0])
+        check_range("indices", indices, 0, values.shape[0])
     if op in ("sum", "mean"):
         total = _sum_host(values, indptr, indices, shape)
         if op == "mean":
@@ -185,7 +169,7 @@ _SIDE_BY_SIDE = 32
 def _extremum_host(op: str, values: Any, indptr: Any, indices: Any, shape: tuple) -> np.ndarray:
     # np.maximum.reduceat gives the same at a tenth of the speed.
     ufunc = np.maximum if op == "max" else np.minimum
-    out = np.full(shape, _limits(values.dtype)[op == "min"], dtype=values.dtype)
+    out = np.full(shape, identity(op, values.dtype), dtype=values.dtype)
     lengths = np.diff(indptr)
     for i in np.flatnonzero(lengths > _SIDE_BY_SIDE):
         rows = slice(indptr[i], indptr[i + 1])
@@ -219,12 +203,6 @@ def _check_pointers(indptr: np.ndarray, n: int) -> None:
         raise ValueError(f"indptr must not decrease and must lie in [0, {n}]")
 
 
-def check_range(index: np.ndarray, name: str, n: int) -> None:
-    """Refuse row numbers outside [0, n)."""
-    if index.size and not (index.min() >= 0 and index.max() < n):
-        raise IndexError(f"{name} must lie in [0, {n}), got {index.min()} to {index.max()}")
-
-
 # ---------------------------------------------------------- other libraries' arrays: plain and slow
 
 
@@ -232,7 +210,7 @@ def reduce_masked(xp: Any, op: str, values: Any, owned: Any) -> Any:
     """Reduce, for each row of the boolean matrix ``owned``, the values it is True for."""
     total_type = accumulator(values.dtype)
     owned, wide = owned[:, :, None], xp.astype(values, total_type, copy=False)[None, :, :]
-    nothing = 0 if op in ("sum", "mean") else _limits(values.dtype)[op == "min"]
+    nothing = identity(op, values.dtype)
     chosen = xp.where(owned, wide, xp.asarray(nothing, dtype=total_type))
     if op in ("sum", "mean"):
         out = xp.sum(chosen, axis=1, dtype=total_type)

@@ -11,6 +11,7 @@ from rtxarr.nn._linear import Linear
 from rtxarr.nn._module import Module
 from rtxarr.nn._norm import LayerNorm, RMSNorm
 from rtxarr.nn._text import call_text
+from rtxarr.ops._check import check_rate
 
 
 class MultiHeadAttention(Module):
@@ -83,7 +84,8 @@ class MultiHeadAttention(Module):
         self.n_features, self.n_heads, self.n_kv_heads = n_features, n_heads, n_kv_heads
         self.context_features = context_features
         self.causal = causal
-        self.dropout = Dropout(dropout).rate  # checked
+        check_rate(dropout)
+        self.dropout = dropout
         self.generator = generator
         options = {
             "bias": bias,

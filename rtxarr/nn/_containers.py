@@ -1,5 +1,6 @@
 """Layers one after the other."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -81,9 +82,7 @@ class Flatten(Module):
         start, end = (a + x.ndim if a < 0 else a for a in (self.start_axis, self.end_axis))
         if not 0 <= start <= end < x.ndim:
             raise ValueError(f"{self!r} got x of shape {x.shape}")
-        n = 1
-        for length in x.shape[start : end + 1]:
-            n *= length
+        n = math.prod(x.shape[start : end + 1])
         return ops.reshape(x, (*x.shape[:start], n, *x.shape[end + 1 :]))
 
     def __repr__(self):

@@ -8,6 +8,7 @@ from rtxarr.nn import initializers
 from rtxarr.nn._module import Module
 from rtxarr.nn._parameter import Parameter
 from rtxarr.nn._text import call_text
+from rtxarr.ops._windows import per_axis
 
 Ints = int | tuple[int, ...]
 
@@ -110,12 +111,7 @@ class _ConvTranspose(Module):
 
 def _kernel(module, kernel_size, in_channels, out_channels, groups):
     """Give the kernel's shape after checking it and the channels."""
-    n_axes = module.n_axes
-    kernel = (kernel_size,) * n_axes if isinstance(kernel_size, int) else tuple(kernel_size)
-    if len(kernel) != n_axes or not all(isinstance(n, int) and n >= 1 for n in kernel):
-        raise ValueError(
-            f"kernel_size must be an int >= 1 or {n_axes} of them, got {kernel_size!r}"
-        )
+    kernel = per_axis("kernel_size", kernel_size, module.n_axes, 1)
     for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
         if not isinstance(groups, int) or groups < 1 or value < 1 or value % groups:
             raise ValueError(

@@ -5,6 +5,7 @@ from typing import Any
 from rtxarr import ops
 from rtxarr.nn._module import Module
 from rtxarr.nn._text import call_text
+from rtxarr.ops._check import check_rate
 
 
 class Dropout(Module):
@@ -19,8 +20,7 @@ class Dropout(Module):
     """
 
     def __init__(self, rate: float = 0.5, *, generator: Any = None):
-        if not 0 <= rate < 1:
-            raise ValueError(f"rate must lie in [0, 1), got {rate}")
+        check_rate(rate)
         self.rate = rate
         self.generator = generator
 

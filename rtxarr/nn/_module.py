@@ -1,7 +1,10 @@
 """Module: parameters, buffers and other modules as plain attributes."""
 
 from collections.abc import Callable, Iterator, Mapping
+from reprlib import recursive_repr
 from typing import Any
+
+import numpy as np
 
 from rtxarr._device import Device, namespace
 from rtxarr._device import to_device as move
@@ -165,7 +168,9 @@ class Module:
         return self
 
     def astype(self, dtype: Any) -> "Module":
-        """Convert real parameters, gradients and buffers; gives the module itself."""
+        """Convert real parameters, gradients and buffers to a real floating-point dtype."""
+        if not is_floating(np.dtype(dtype)):
+            raise TypeError(f"dtype must be a real floating-point dtype, got {np.dtype(dtype)}")
         for tensor in (*self.parameters(), *self.buffers()):
             if is_floating(tensor.dtype):
                 replace_data(tensor, namespace(tensor.data).astype(tensor.data, dtype))
@@ -182,8 +187,19 @@ class Module:
             The arrays themselves, no copies: training goes on changing them. A shared one is
             there once, under its first name.
         """
-        named = (*self.named_parameters(), *self.named_buffers())
-        return {name: tensor.data for name, tensor in named}
+        return {name: tensor.data for name, tensor in self._owned().items()}
+
+    def _owned(self):
+        """Give the parameters and buffers by dotted name."""
+        owned = {}
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+            if name in owned:
+                raise ValueError(
+                    f"names must differ, got two arrays named {name!r}: keys of dicts become str, "
+                    "and one with a dot can look like a path"
+                )
+            owned[name] = tensor
+        return owned
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Copy the values of a state into the parameters and buffers, all of it or nothing.
@@ -208,9 +224,7 @@ class Module:
         """
         from rtxarr.data import load_into
 
-        return load_into(
-            dict((*self.named_parameters(), *self.named_buffers())), state, strict=strict
-        )
+        return load_into(self._owned(), state, strict=strict)
 
     # ------------------------------------------------------------------------------- text
 
@@ -226,6 +240,7 @@ class Module:
 
         return summarize(self, example_inputs)
 
+    @recursive_repr()
     def __repr__(self):
         lines = [
             f"  ({name}): " + repr(child).replace("\n", "\n  ")
@@ -241,15 +256,13 @@ def _members(module):
         yield from _unnest(name, value)
 
 
-def _unnest(name, value):
+def _unnest(name, value, above=()):
     if isinstance(value, (Parameter, Buffer, Module)):
         yield name, value
-    elif isinstance(value, (list, tuple)):
-        for i, part in enumerate(value):
-            yield from _unnest(f"{name}.{i}", part)
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from _unnest(f"{name}.{key}", part)
+    elif isinstance(value, (list, tuple, dict)) and not any(value is one for one in above):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in parts:
+            yield from _unnest(f"{name}.{key}", part, (*above, value))
 
 
 def _named_modules(module, prefix, seen):

@@ -42,7 +42,8 @@ class LayerNorm(Module):
         self.n_features = n_features
         self.eps = eps
         self.weight = Parameter((n_features,), init="ones", dtype=dtype, device=device)
-        self.bias = _bias(bias, n_features, dtype, device)
+        options = {"init": "zeros", "dtype": dtype, "device": device}
+        self.bias = Parameter((n_features,), **options) if bias else None
 
     def forward(self, x):
         return ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
@@ -120,7 +121,7 @@ class GroupNorm(Module):
         self.n_groups, self.n_channels = n_groups, n_channels
         self.eps = eps
         self.weight = Parameter((n_channels,), init="ones", dtype=dtype, device=device)
-        self.bias = _bias(True, n_channels, dtype, device)
+        self.bias = Parameter((n_channels,), init="zeros", dtype=dtype, device=device)
 
     def forward(self, x):
         return ops.group_norm(x, self.n_groups, self.weight, self.bias, eps=self.eps)
@@ -171,7 +172,7 @@ class BatchNorm(Module):
         self.eps = eps
         self.momentum = momentum
         self.weight = Parameter((n_channels,), init="ones", dtype=dtype, device=device)
-        self.bias = _bias(True, n_channels, dtype, device)
+        self.bias = Parameter((n_channels,), init="zeros", dtype=dtype, device=device)
         wide = accumulator(self.weight.dtype)
         self.running_mean = Buffer(ops.zeros(n_channels, dtype=wide, device=device))
         self.running_var = Buffer(ops.ones(n_channels, dtype=wide, device=device))
@@ -201,7 +202,3 @@ class BatchNorm(Module):
 
     def __repr__(self):
         return call_text(self, "n_channels", "eps", "momentum")
-
-
-def _bias(there, n, dtype, device):
-    return Parameter((n,), init="zeros", dtype=dtype, device=device) if there else None

@@ -9,7 +9,7 @@ from rtxarr.autograd._tape import raw
 from rtxarr.nn._dropout import Dropout
 from rtxarr.nn._module import Module
 from rtxarr.nn._parameter import Parameter
-from rtxarr.nn._scan import gru_scan, lstm_scan
+from rtxarr.nn._scan import gru_scan, lstm_scan, where_kept
 from rtxarr.nn._text import call_text
 
 
@@ -70,7 +70,7 @@ class _Recurrent(Module):
                 f"x must have shape (batch, time >= 1, {self.in_features}), got {x.shape}"
             )
         kept = None if lengths is None else _kept(x, lengths)
-        x = _blanked(x, kept)
+        x = where_kept(kept, x)  # a NaN in an absent step must reach no gradient
         last = []
         for place, directions in enumerate(self.layers):
             if place:
@@ -83,7 +83,7 @@ class _Recurrent(Module):
                 last.append([part[:, 0 if reverse else -1] for part in (hs, *end)])
                 outputs.append(hs)
             x = ops.concat(outputs, axis=-1) if self.bidirectional else outputs[0]
-            x = _blanked(x, kept)
+            x = where_kept(kept, x)
         return x, last
 
     def _start(self, name, x, state):
@@ -143,11 +143,6 @@ def _kept(x, lengths):
             f"shape {lengths.shape}"
         )
     return xp.arange(x.shape[1])[None, :] < lengths[:, None]
-
-
-def _blanked(x, kept):
-    """Set absent steps to zero; a NaN there must reach no gradient."""
-    return x if kept is None else ops.where(ops.expand_dims(kept, axis=-1), x, 0)
 
 
 _DOC = """{summary}

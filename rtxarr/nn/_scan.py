@@ -30,7 +30,7 @@ def _steps(n_steps, reverse):
     return range(n_steps - 1, -1, -1) if reverse else range(n_steps)
 
 
-def _where_kept(kept, x, other=0):
+def where_kept(kept, x, other=0):
     """Put ``other`` in the absent steps of ``x``, of shape (batch, time, n)."""
     return x if kept is None else where(expand_dims(kept, axis=-1), x, other)
 
@@ -115,7 +115,7 @@ def lstm_scan(gates, h, c, weight, kept=None, /, *, reverse=False):
         c = _carry(kept, t, i_f[:, n:] * c + i_f[:, :n] * a, c)
         h = _carry(kept, t, o * xp.tanh(c), h)
         hs[t], cs[t], activations[t] = h, c, xp.concat([i_f, a, o], axis=1)
-    activations = _where_kept(kept, xp.stack(activations, axis=1))
+    activations = where_kept(kept, xp.stack(activations, axis=1))
     outputs = xp.stack(hs, axis=1), xp.stack(cs, axis=1), activations
     return tuple(xp.astype(x, dtype, copy=False) for x in outputs)
 
@@ -129,11 +129,11 @@ def _lstm_rule(g, out, h, c, weight, kept, reverse):
     i, f, a, o = _parts(activations, n)
     states, cells, root = _before(h, hs, reverse), _before(c, cs, reverse), tanh(cs)
     slopes = concat([i * (1 - i), f * (1 - f), 1 - a * a, o * (1 - o)], axis=-1)
-    by_c = _where_kept(kept, concat([a, cells, i], axis=-1) * slopes[..., : 3 * n])
-    by_h = _where_kept(kept, root * slopes[..., 3 * n :])
-    c_by_h = _where_kept(kept, o * (1 - root * root))
-    f = _where_kept(kept, f, 1)
-    more = None if g_activations is None else _where_kept(kept, g_activations * slopes)
+    by_c = where_kept(kept, concat([a, cells, i], axis=-1) * slopes[..., : 3 * n])
+    by_h = where_kept(kept, root * slopes[..., 3 * n :])
+    c_by_h = where_kept(kept, o * (1 - root * root))
+    f = where_kept(kept, f, 1)
+    more = None if g_activations is None else where_kept(kept, g_activations * slopes)
 
     g_h = g_c = None
     g_gates = [None] * n_steps
@@ -184,7 +184,7 @@ def gru_scan(gates, h, weight, bias=None, kept=None, /, *, reverse=False):
         a = xp.tanh(x[:, 2 * n :] + r_z[:, :n] * q)
         h = _carry(kept, t, a + z * (h - a), h)
         hs[t], activations[t] = h, xp.concat([r_z, a, q], axis=1)
-    outputs = xp.stack(hs, axis=1), _where_kept(kept, xp.stack(activations, axis=1))
+    outputs = xp.stack(hs, axis=1), where_kept(kept, xp.stack(activations, axis=1))
     return tuple(xp.astype(x, dtype, copy=False) for x in outputs)
 
 
@@ -199,15 +199,15 @@ def _gru_rule(g, out, h, weight, bias, kept, reverse):
     # The gates receive g_h times these, and the products of the state the same but for q.
     by_a, by_z = (1 - z) * (1 - a * a), (states - a) * z * (1 - z)
     by_r = by_a * q * r * (1 - r)
-    of_gates = _where_kept(kept, concat([by_r, by_z, by_a], axis=-1))
-    of_products = _where_kept(kept, concat([by_r, by_z, by_a * r], axis=-1))
-    z_kept = _where_kept(kept, z)
+    of_gates = where_kept(kept, concat([by_r, by_z, by_a], axis=-1))
+    of_products = where_kept(kept, concat([by_r, by_z, by_a * r], axis=-1))
+    z_kept = where_kept(kept, z)
     if g_activations is not None:
         g_r, g_z, g_a, g_q = _parts(g_activations, n)
         g_a = g_a * (1 - a * a)
         g_r, g_z = (g_r + g_a * q) * r * (1 - r), g_z * z * (1 - z)
-        more_gates = _where_kept(kept, concat([g_r, g_z, g_a], axis=-1))
-        more_products = _where_kept(kept, concat([g_r, g_z, g_q + g_a * r], axis=-1))
+        more_gates = where_kept(kept, concat([g_r, g_z, g_a], axis=-1))
+        more_products = where_kept(kept, concat([g_r, g_z, g_q + g_a * r], axis=-1))
 
     g_h = None
     g_states, g_products = [None] * n_steps, [None] * n_steps

@@ -24,7 +24,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rtxarr._device import device, namespace, to_device
-from rtxarr.random import default_generator
+from rtxarr.ops._check import generator_or_default
 
 __all__ = [
     "constant",
@@ -88,7 +88,7 @@ def uniform(low: float = -0.05, high: float = 0.05) -> Callable:
         raise ValueError(f"low must be less than high, got {low} and {high}")
 
     def init(shape, *, dtype, generator=None):
-        return _or_default(generator).uniform(shape, low, high, dtype=dtype)
+        return generator_or_default(generator).uniform(shape, low, high, dtype=dtype)
 
     return init
 
@@ -98,7 +98,7 @@ def normal(std: float = 0.02, *, mean: float = 0.0) -> Callable:
     _check_positive("std", std)
 
     def init(shape, *, dtype, generator=None):
-        return _or_default(generator).normal(shape, mean, std, dtype=dtype)
+        return generator_or_default(generator).normal(shape, mean, std, dtype=dtype)
 
     return init
 
@@ -111,7 +111,7 @@ def truncated_normal(std: float = 0.02, *, mean: float = 0.0) -> Callable:
     _check_positive("std", std)
 
     def init(shape, *, dtype, generator=None):
-        return _or_default(generator).truncated_normal(
+        return generator_or_default(generator).truncated_normal(
             shape, mean, std, mean - 2 * std, mean + 2 * std, dtype=dtype
         )
 
@@ -184,7 +184,7 @@ def orthogonal(gain: float = 1.0) -> Callable:
         rows, columns = shape[0], math.prod(shape[1:])
         tall = (max(rows, columns), min(rows, columns))
         # On the host, to have the same bits for every device.
-        z = _or_default(generator).normal(tall, dtype="float64", device="cpu")
+        z = generator_or_default(generator).normal(tall, dtype="float64", device="cpu")
         q, r = np.linalg.qr(z)
         # With a positive diagonal of r the decomposition is unique and q uniformly distributed.
         q = q * np.where(np.diagonal(r) < 0, -1.0, 1.0)
@@ -209,17 +209,13 @@ def _scaled(distribution, mode, gain, in_axis, out_axis):
         fans = {"fan_in": shape[in_axis] * area, "fan_out": shape[out_axis] * area}
         fan = fans.get(mode, sum(fans.values()) / 2)
         std = gain / math.sqrt(max(1, fan))
-        source = _or_default(generator)
+        source = generator_or_default(generator)
         if distribution == "normal":
             return source.normal(shape, 0.0, std, dtype=dtype)
         bound = math.sqrt(3) * std
         return source.uniform(shape, -bound, bound, dtype=dtype)
 
     return init
-
-
-def _or_default(generator):
-    return default_generator() if generator is None else generator
 
 
 def _check_positive(name, value):

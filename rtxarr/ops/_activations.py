@@ -12,7 +12,13 @@ from rtxarr import _device
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
-from rtxarr.ops._check import check_floating, check_rate
+from rtxarr.ops._check import (
+    check_floating,
+    check_number,
+    check_rate,
+    drawing_device,
+    generator_or_default,
+)
 from rtxarr.ops._elementwise import abs, exp, tanh, where
 from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._manipulate import normalize_axis, part_along
@@ -91,6 +97,7 @@ relu.defvjps(x=lambda g, out: where(out <= 0, 0, g))
 @_activation
 def leaky_relu(x, /, *, negative_slope: float = 0.01):
     """Give ``x`` where it is positive and ``negative_slope * x`` elsewhere."""
+    check_number("negative_slope", negative_slope)
     return namespace(x).where(x > 0, x, x * negative_slope)
 
 
@@ -112,8 +119,8 @@ def elu(x, /, *, alpha: float = 1.0, scale: float = 1.0):
     Clevert et al., "Fast and Accurate Deep Network Learning by Exponential Linear Units", 2015,
     arXiv:1511.07289, eq. 15.
     """
-    if alpha < 0 or scale <= 0:
-        raise ValueError(f"alpha must be at least 0 and scale above 0, got {alpha} and {scale}")
+    check_number("alpha", alpha, at_least=0)
+    check_number("scale", scale, above=0)
     xp = namespace(x)
     negative = xp.where(x > 0, xp.zeros_like(x), x)  # expm1 must not overflow where unused
     return scale * xp.where(x > 0, x, alpha * xp.expm1(negative))
@@ -177,8 +184,7 @@ def softplus(x, /, *, beta: float = 1.0):
     beta : float, above 0, default 1.0
         Sharpness: the larger, the nearer to :func:`relu`.
     """
-    if beta <= 0:
-        raise ValueError(f"beta must be above 0, got {beta}")
+    check_number("beta", beta, above=0)
     xp = namespace(x)
     tail = xp.log1p(xp.exp(-beta * xp.abs(x))) / beta
     return xp.maximum(x, xp.zeros((), dtype=x.dtype)) + tail
@@ -440,27 +446,19 @@ def dropout(x, rate: float, /, *, generator=None):
     """
     check_floating(x=x)
     check_rate(rate)
-    return x if rate == 0 else _dropout(x, draw_kept(x, x.shape, rate, generator), rate)
-
-
-def draw_kept(x, shape, rate, generator):
-    """Draw which elements to keep: an array of bool of the library and the device of ``x``."""
-    if generator is None:
-        from rtxarr.random import default_generator
-
-        generator = default_generator()
-    x = raw(x)
-    place = _device.device_of(x)
-    known = isinstance(place, _device.Device)
-    kept = generator.dropout_mask(shape, rate, device=place if known else "cpu")
-    return namespace(x).asarray(kept)
+    if rate == 0:
+        return x
+    data = raw(x)
+    source = generator_or_default(generator)
+    kept = source.dropout_mask(data.shape, rate, device=drawing_device(data))
+    return _dropout(x, namespace(data).asarray(kept), rate=float(rate))
 
 
 @differentiable(elementwise=True)
 @rounded_once
-def _dropout(x, kept, rate, /):
+def _dropout(x, kept, /, *, rate):
     xp = namespace(x)
     return xp.where(kept, x / (1 - rate), 0)
 
 
-_dropout.defvjps(x=lambda g, kept, rate: _dropout(g, kept, rate))
+_dropout.defvjps(x=lambda g, kept, rate: _dropout(g, kept, rate=rate))

@@ -8,11 +8,17 @@ import math
 
 import numpy as np
 
-from rtxarr._device import Device, device_of, namespace
+from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import accumulator, isdtype, result_type
-from rtxarr.ops._check import check_floating, check_rate
+from rtxarr.ops._check import (
+    check_floating,
+    check_number,
+    check_rate,
+    drawing_device,
+    generator_or_default,
+)
 from rtxarr.ops._elementwise import exp, where
 from rtxarr.ops._half import widen
 from rtxarr.ops._linalg import matmul
@@ -83,16 +89,12 @@ def _draw_kept(q, shape, rate, generator):
 
     A mask of all weights would be larger than everything else that the backward pass needs.
     """
-    from rtxarr.random import default_generator
-
     heads, (n_rows, n_keys) = shape[1:3], shape[3:]
     row_size = math.prod(heads) * n_keys
-    source = default_generator() if generator is None else generator
-    piece = source.dropout_mask_pieces(math.prod(shape), rate)
+    piece = generator_or_default(generator).dropout_mask_pieces(math.prod(shape), rate)
     q = raw(q)
     xp = namespace(q)
-    place = device_of(q)
-    place = place if isinstance(place, Device) else "cpu"
+    place = drawing_device(q)
 
     def kept(batch, rows):
         # In the order (batch, rows, heads, keys), whole samples and rows of one are contiguous.
@@ -271,6 +273,9 @@ def scaled_dot_product_attention(
     n_kv_heads, n_keys = k.shape[-3:-1]
     if scale is None:
         scale = 1 / math.sqrt(head_dim)
+    check_number("scale", scale)
+    if not isinstance(causal_offset, (int, np.integer)):
+        raise TypeError(f"causal_offset must be an int, got {causal_offset!r}")
     n_batch = math.prod(batch_shape)
     heads = (n_batch, n_kv_heads)
     group = n_heads // n_kv_heads
@@ -286,7 +291,7 @@ def scaled_dot_product_attention(
         causal=causal,
         offset=causal_offset,
         scale=float(scale),
-        rate=dropout_rate,
+        rate=float(dropout_rate),
     )
     return reshape(out, (*q.shape[:-1], v.shape[-1]))
 

@@ -1,8 +1,12 @@
 """Checks of arguments that several families of operations share."""
 
+import math
+import numbers
+
 import numpy as np
 
-from rtxarr._checks import check_range, check_values
+from rtxarr._checks import check_range, check_range_if_asked
+from rtxarr._device import Device, device_of
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import is_floating, isdtype
 
@@ -24,14 +28,50 @@ def check_index(name, index, n):
     if not hasattr(index, "dtype") or not isdtype(index.dtype, "integral"):
         kind = getattr(index, "dtype", type(index).__name__)
         raise TypeError(f"{name} must be an array of integers, got {kind}")
-    if isinstance(index, (np.ndarray, np.generic)):
-        with check_values():
-            check_range(name, index, 0, n)
-    else:
-        check_range(name, index, 0, n)
+    on_host = isinstance(index, (np.ndarray, np.generic))
+    (check_range if on_host else check_range_if_asked)(name, index, 0, n)
+
+
+def check_number(name, value, *, above=None, at_least=None):
+    """Refuse an option that is no finite real number, or out of its range."""
+    if type(value) is not float and not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if above is not None and not value > above:
+        raise ValueError(f"{name} must be above {above}, got {value}")
+    if at_least is not None and not value >= at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {value}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+
+
+def check_count(name, value):
+    """Refuse what is no integer of at least zero."""
+    if not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < 0:
+        raise ValueError(f"{name} must be at least 0, got {value}")
+
+
+def generator_or_default(generator):
+    """Give the generator to draw from, refusing anything else."""
+    from rtxarr.random import Generator, default_generator  # loaded on first use
+
+    if generator is None:
+        return default_generator()
+    if not isinstance(generator, Generator):
+        raise TypeError(f"generator must be a Generator, got {type(generator).__name__}")
+    return generator
+
+
+def drawing_device(x):
+    """Give where to draw numbers for the raw array ``x``: the host for unknown libraries."""
+    place = device_of(x)
+    return place if isinstance(place, Device) else "cpu"
 
 
 def check_rate(rate):
     """Raise ValueError unless ``rate`` is a probability of dropping that leaves something."""
+    if not isinstance(rate, numbers.Real):
+        raise TypeError(f"rate must be a number, got {type(rate).__name__}")
     if not 0 <= rate < 1:
         raise ValueError(f"rate must lie in [0, 1), got {rate}")

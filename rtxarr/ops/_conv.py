@@ -15,7 +15,7 @@ from rtxarr.ops._check import check_floating
 from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._manipulate import reshape
 from rtxarr.ops._reduce import sum
-from rtxarr.ops._windows import AXES, batches, check_spatial, make_windows, per_axis
+from rtxarr.ops._windows import AXES, batches, check_spatial, for_axes, make_windows, per_axis
 
 __all__ = [
     "conv1d",
@@ -181,8 +181,10 @@ def _check(n_axes, x, weight, bias, groups, layout):
     check_spatial(x, n_axes)
     if not isinstance(groups, int) or groups < 1:
         raise ValueError(f"groups must be an int >= 1, got {groups!r}")
-    if weight.ndim != n_axes + 2 or 0 in weight.shape[2:]:
-        raise ValueError(f"weight must have shape ({layout}, {AXES[n_axes]}), got {weight.shape}")
+    if weight.ndim != n_axes + 2 or 0 in weight.shape:
+        raise ValueError(
+            f"weight must have shape ({layout}, {AXES[n_axes]}), none of them 0, got {weight.shape}"
+        )
     if weight.shape[0] % groups:
         raise ValueError(
             f"the first axis of weight must be a multiple of groups ({groups}), got {weight.shape}"
@@ -235,85 +237,39 @@ def _conv_transpose(n_axes, x, weight, bias, stride, padding, output_padding, di
     return _convolution_input(x, weight, bias, windows=windows, groups=groups, spatial=spatial)
 
 
-def conv1d(
-    x,
-    weight,
-    bias=None,
-    *,
-    stride: int | tuple[int, ...] = 1,
-    padding: int | tuple[int, ...] | str = 0,
-    dilation: int | tuple[int, ...] = 1,
-    groups: int = 1,
-):
-    return _conv(1, x, weight, bias, stride, padding, dilation, groups)
+def _conv_function(n_axes):
+    def conv(
+        x,
+        weight,
+        bias=None,
+        *,
+        stride: int | tuple[int, ...] = 1,
+        padding: int | tuple[int, ...] | str = 0,
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
+    ):
+        return _conv(n_axes, x, weight, bias, stride, padding, dilation, groups)
+
+    return for_axes(conv, f"conv{n_axes}d", _DOC, n_axes)
 
 
-def conv2d(
-    x,
-    weight,
-    bias=None,
-    *,
-    stride: int | tuple[int, ...] = 1,
-    padding: int | tuple[int, ...] | str = 0,
-    dilation: int | tuple[int, ...] = 1,
-    groups: int = 1,
-):
-    return _conv(2, x, weight, bias, stride, padding, dilation, groups)
+def _conv_transpose_function(n_axes):
+    def conv_transpose(
+        x,
+        weight,
+        bias=None,
+        *,
+        stride: int | tuple[int, ...] = 1,
+        padding: int | tuple[int, ...] = 0,
+        output_padding: int | tuple[int, ...] = 0,
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
+    ):
+        return _conv_transpose(
+            n_axes, x, weight, bias, stride, padding, output_padding, dilation, groups
+        )
 
-
-def conv3d(
-    x,
-    weight,
-    bias=None,
-    *,
-    stride: int | tuple[int, ...] = 1,
-    padding: int | tuple[int, ...] | str = 0,
-    dilation: int | tuple[int, ...] = 1,
-    groups: int = 1,
-):
-    return _conv(3, x, weight, bias, stride, padding, dilation, groups)
-
-
-def conv_transpose1d(
-    x,
-    weight,
-    bias=None,
-    *,
-    stride: int | tuple[int, ...] = 1,
-    padding: int | tuple[int, ...] = 0,
-    output_padding: int | tuple[int, ...] = 0,
-    dilation: int | tuple[int, ...] = 1,
-    groups: int = 1,
-):
-    return _conv_transpose(1, x, weight, bias, stride, padding, output_padding, dilation, groups)
-
-
-def conv_transpose2d(
-    x,
-    weight,
-    bias=None,
-    *,
-    stride: int | tuple[int, ...] = 1,
-    padding: int | tuple[int, ...] = 0,
-    output_padding: int | tuple[int, ...] = 0,
-    dilation: int | tuple[int, ...] = 1,
-    groups: int = 1,
-):
-    return _conv_transpose(2, x, weight, bias, stride, padding, output_padding, dilation, groups)
-
-
-def conv_transpose3d(
-    x,
-    weight,
-    bias=None,
-    *,
-    stride: int | tuple[int, ...] = 1,
-    padding: int | tuple[int, ...] = 0,
-    output_padding: int | tuple[int, ...] = 0,
-    dilation: int | tuple[int, ...] = 1,
-    groups: int = 1,
-):
-    return _conv_transpose(3, x, weight, bias, stride, padding, output_padding, dilation, groups)
+    return for_axes(conv_transpose, f"conv_transpose{n_axes}d", _DOC_TRANSPOSE, n_axes)
 
 
 _DOC = """Slide a bank of filters over {axes} (correlation: the filters are not flipped).
@@ -343,7 +299,7 @@ _DOC = """Slide a bank of filters over {axes} (correlation: the filters are not 
     or of one sample's where that is more.
     """
 
-_DOC_TRANSPOSE = """Spread each element over the window that :func:`{name}` would make it from.
+_DOC_TRANSPOSE = """Spread each element over the window that :func:`conv{n_axes}d` makes it from.
 
     The gradient of a convolution by its input, also called a deconvolution.
 
@@ -372,11 +328,5 @@ _DOC_TRANSPOSE = """Spread each element over the window that :func:`{name}` woul
     Differentiable in ``x``, ``weight`` and ``bias`` to any order.
     """
 
-for _n, _forward, _transpose in (
-    (1, conv1d, conv_transpose1d),
-    (2, conv2d, conv_transpose2d),
-    (3, conv3d, conv_transpose3d),
-):
-    _forward.__doc__ = _DOC.format(axes=AXES[_n])
-    _transpose.__doc__ = _DOC_TRANSPOSE.format(axes=AXES[_n], name=_forward.__name__)
-del _n, _forward, _transpose
+conv1d, conv2d, conv3d = map(_conv_function, (1, 2, 3))
+conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_conv_transpose_function, (1, 2, 3))

@@ -3,6 +3,7 @@
 from rtxarr import _device
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import Tensor, raw
+from rtxarr.ops._elementwise import astype
 
 __all__ = [
     "arange",
@@ -90,8 +91,6 @@ def _plain(obj):
 
 
 def _asarray_tensor(obj, dtype, device, copy):
-    from rtxarr.ops._elementwise import astype
-
     if device is not None and _device.device(device) != _device.device_of(obj.data):
         obj = obj.to_device(device)
     wanted = obj.dtype if dtype is None else dtype
@@ -122,11 +121,11 @@ def from_dlpack(x, /, *, device=None, copy=None):
     return out if device is None else _device.to_device(out, device)
 
 
-def _shaped(name, parameters, summary, default=_FLOAT):
+def _shaped(name, summary):
     def function(shape, *, dtype=None, device=None):
         return _create(name, device, shape, dtype=dtype)
 
-    return _documented(function, name, summary, parameters, default)
+    return _documented(function, name, summary, "shape : int or tuple of int", _FLOAT)
 
 
 def _documented(function, name, summary, parameters, default):
@@ -135,9 +134,9 @@ def _documented(function, name, summary, parameters, default):
     return function
 
 
-zeros = _shaped("zeros", "shape : int or tuple of int", "Make an array of zeros.")
-ones = _shaped("ones", "shape : int or tuple of int", "Make an array of ones.")
-empty = _shaped("empty", "shape : int or tuple of int", "Make an array without setting it.")
+zeros = _shaped("zeros", "Make an array of zeros.")
+ones = _shaped("ones", "Make an array of ones.")
+empty = _shaped("empty", "Make an array without setting it.")
 
 
 def full(shape, fill_value, *, dtype=None, device=None):
@@ -145,6 +144,8 @@ def full(shape, fill_value, *, dtype=None, device=None):
 
 
 def arange(start, /, stop=None, step=1, *, dtype=None, device=None):
+    if step == 0:
+        raise ValueError("step must not be 0")
     return _create("arange", device, start, stop, step, dtype=dtype)
 
 
@@ -175,7 +176,7 @@ _documented(
     "linspace",
     "Make ``num`` evenly spaced values from ``start`` to ``stop``.",
     "start, stop : scalar\n    num : int\n    endpoint : bool, default True",
-    "float64",
+    _FLOAT,
 )
 _documented(
     eye,
@@ -204,9 +205,8 @@ empty_like = _like("empty_like", "Make an array of the shape of ``x`` without se
 
 def full_like(x, /, fill_value, *, dtype=None, device=None):
     x = raw(x)
-    place = _device.device_of(x) if device is None else device
-    if _device.device(place) != _device.device_of(x):
-        return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=place)
+    if device is not None and _device.device(device) != _device.device_of(x):
+        return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
     return _device.namespace(x).full_like(x, raw(fill_value), dtype=dtype)
 
 

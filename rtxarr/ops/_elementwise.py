@@ -3,7 +3,7 @@
 import numpy as np
 
 from rtxarr import dtypes
-from rtxarr._device import is_array, namespace
+from rtxarr._device import is_array, namespace, to_device
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
 
@@ -80,7 +80,7 @@ __all__ = [
 ]
 
 # A set: asking for membership does not compare with the dtypes of other libraries, which warn.
-_BFLOAT16 = frozenset((np.dtype(dtypes.bfloat16),))
+BFLOAT16 = frozenset((np.dtype(dtypes.bfloat16),))
 
 
 class _Implementations(dict):
@@ -101,7 +101,7 @@ class _Implementations(dict):
         return function
 
 
-def _unary(name, summary, rule=None, *, holomorphic=True):
+def _unary(name, summary, rule=None, *, holomorphic=True, view=False):
     """Make the one-argument function ``name``; ``rule`` is its gradient, None for zero."""
 
     implementations = _Implementations(name)
@@ -109,7 +109,8 @@ def _unary(name, summary, rule=None, *, holomorphic=True):
     def function(x, /):
         return implementations[type(x)](x)
 
-    return _finish(function, name, summary, ("x",), {"x": rule} if rule else {}, holomorphic)
+    rules = {"x": rule} if rule else {}
+    return _finish(function, name, summary, ("x",), rules, holomorphic, view)
 
 
 def _binary(name, summary, rule1=None, rule2=None, *, holomorphic=True):
@@ -117,7 +118,7 @@ def _binary(name, summary, rule1=None, rule2=None, *, holomorphic=True):
     implementations = _Implementations(name)
 
     def function(x1, x2, /):
-        if getattr(x1, "dtype", None) in _BFLOAT16 or getattr(x2, "dtype", None) in _BFLOAT16:
+        if getattr(x1, "dtype", None) in BFLOAT16 or getattr(x2, "dtype", None) in BFLOAT16:
             x1, x2 = _align(x1, x2)
         try:
             return implementations[type(x1), type(x2)](x1, x2)
@@ -140,7 +141,7 @@ def _refuse_shapes(x1, x2):
         ) from None
 
 
-def _finish(function, name, summary, args, rules, holomorphic):
+def _finish(function, name, summary, args, rules, holomorphic, view=False):
     function.__name__ = function.__qualname__ = name
     shape = "any shape" if len(args) == 1 else "broadcast against each other"
     function.__doc__ = (
@@ -148,7 +149,7 @@ def _finish(function, name, summary, args, rules, holomorphic):
     )
     if not rules:
         return nondifferentiable(function)
-    op = differentiable(function, elementwise=True, holomorphic=holomorphic)
+    op = differentiable(function, elementwise=True, holomorphic=holomorphic, view=view)
     op.defvjps(**rules)
     return op
 
@@ -158,10 +159,6 @@ def _align(*values):
     xp = namespace(*values)
     dtype = dtypes.result_type(*values)
     return [xp.asarray(v, dtype=dtype) for v in values]
-
-
-def _is_complex(x):
-    return dtypes.is_complex(x.dtype)
 
 
 # ------------------------------------------------------------------ arithmetic
@@ -186,7 +183,7 @@ positive = _unary("positive", "Give each element unchanged.", lambda g: g)
 
 
 def _abs_rule(g, x, out):
-    return g * (x / where(out == 0, 1, out) if _is_complex(x) else sign(x))
+    return g * (x / where(out == 0, 1, out) if dtypes.is_complex(x.dtype) else sign(x))
 
 
 abs = _unary("abs", "Give the absolute value.", _abs_rule, holomorphic=False)
@@ -315,8 +312,8 @@ nextafter = _binary("nextafter", "Give the next representable value from ``x1`` 
 # --------------------------------------------------------------------- complex
 
 conj = _unary("conj", "Give the complex conjugate.", lambda g: conj(g), holomorphic=False)
-real = _unary("real", "Give the real part.", lambda g: g, holomorphic=False)
-imag = _unary("imag", "Give the imaginary part.", lambda g: g * 1j, holomorphic=False)
+real = _unary("real", "Give the real part.", lambda g: g, holomorphic=False, view=True)
+imag = _unary("imag", "Give the imaginary part.", lambda g: g * 1j, holomorphic=False, view=True)
 
 # ---------------------------------------------------------- tests and logic
 
@@ -356,7 +353,7 @@ def where(condition, x1, x2, /):
     The gradient of what was not taken is zero even where its own derivative is NaN or
     infinite: the mask travels back through elementwise operations and views.
     """
-    if getattr(x1, "dtype", None) in _BFLOAT16 or getattr(x2, "dtype", None) in _BFLOAT16:
+    if getattr(x1, "dtype", None) in BFLOAT16 or getattr(x2, "dtype", None) in BFLOAT16:
         x1, x2 = _align(x1, x2)
         # CuPy gives float32 for two bfloat16 arrays.
         return namespace(x1).where(condition, x1, x2).astype(x1.dtype, copy=False)
@@ -383,7 +380,7 @@ def clip(x, /, min=None, max=None):
     min, max : array, Tensor, scalar or None
         Broadcast against ``x``; the result has the shape and dtype of ``x``.
     """
-    if getattr(x, "dtype", None) in _BFLOAT16:
+    if getattr(x, "dtype", None) in BFLOAT16:
         low = dtypes.finfo(x.dtype).min if min is None else min
         high = dtypes.finfo(x.dtype).max if max is None else max
         return minimum(
@@ -419,8 +416,6 @@ def astype(x, dtype, /, *, copy=True, device=None):
         Where to put the result; the device of ``x`` by default.
     """
     if device is not None:
-        from rtxarr._device import to_device
-
         x = to_device(x, device)
     return namespace(x).astype(x, dtype, copy=copy)
 

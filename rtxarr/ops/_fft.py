@@ -127,14 +127,14 @@ def irfft_any(x, s, axes, norm):
     return _irfftn(x, s=s, axes=axes, norm=norm)
 
 
-def hfft(x, n, axis, norm):
+def hfft_any(x, s, axes, norm):
     """Transform half of a signal whose spectrum is real."""
-    return irfft_any(conj(x), None if n is None else (n,), (axis,), _swap(norm))
+    return irfft_any(conj(x), s, axes, _swap(norm))
 
 
-def ihfft(x, n, axis, norm):
+def ihfft_any(x, s, axes, norm):
     """Transform a real spectrum back to half of its signal."""
-    return conj(rfft_any(x, None if n is None else (n,), (axis,), _swap(norm)))
+    return conj(rfft_any(x, s, axes, _swap(norm)))
 
 
 def _swap(norm):

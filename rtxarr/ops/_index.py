@@ -34,7 +34,14 @@ def _is_basic(key):
 
 @differentiable(movement=True, view=True)
 def getitem(x, key, /):
-    """Give ``x[key]`` for any NumPy index: slices, integers, masks, index arrays."""
+    """Give ``x[key]``.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    key : any NumPy index
+        Slices, integers, None, masks and index arrays.
+    """
     return x[key]
 
 

@@ -13,7 +13,7 @@ from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import result_type
 from rtxarr.ops._activations import softplus
-from rtxarr.ops._check import check_floating, check_index
+from rtxarr.ops._check import check_floating, check_index, check_number
 from rtxarr.ops._elementwise import abs, astype, clip, exp, log, maximum, sqrt, where
 from rtxarr.ops._half import widen
 from rtxarr.ops._index import _along_axis_key, take_along_axis
@@ -323,8 +323,7 @@ def huber_loss(prediction, target, *, delta: float = 1.0, reduction: str = "mean
     ----------
     Huber, "Robust Estimation of a Location Parameter", Annals of Statistics 35, 1964.
     """
-    if not delta > 0:
-        raise ValueError(f"delta must be above 0, got {delta}")
+    check_number("delta", delta, above=0)
     x, t, dtype = _pair(prediction=prediction, target=target)
     return _reduce(_huber(x - t, delta=float(delta)), reduction, dtype)
 
@@ -340,8 +339,7 @@ def smooth_l1_loss(prediction, target, *, beta: float = 1.0, reduction: str = "m
     -------
     array or Tensor, a scalar or the shape of ``prediction``
     """
-    if not beta >= 0:
-        raise ValueError(f"beta must be at least 0, got {beta}")
+    check_number("beta", beta, at_least=0)
     if beta == 0:
         return l1_loss(prediction, target, reduction=reduction)
     x, t, dtype = _pair(prediction=prediction, target=target)
@@ -393,8 +391,7 @@ def cosine_similarity(x1, x2, *, axis: int = -1, eps: float = 1e-8):
     -------
     array or Tensor, shape of ``x1`` without ``axis``
     """
-    if not eps > 0:
-        raise ValueError(f"eps must be above 0, got {eps}")
+    check_number("eps", eps, above=0)
     a, b, dtype = _pair(x1=x1, x2=x2)
     axis = normalize_axis(axis, a.ndim)
 

@@ -6,7 +6,9 @@ import numpy as np
 
 from rtxarr._device import is_array, namespace
 from rtxarr.autograd._op import differentiable
-from rtxarr.dtypes import bfloat16
+from rtxarr.dtypes import isdtype, result_type
+from rtxarr.ops._check import check_count
+from rtxarr.ops._elementwise import BFLOAT16, astype
 
 __all__ = [
     "broadcast_arrays",
@@ -33,7 +35,6 @@ __all__ = [
 
 _view = differentiable(movement=True, view=True)
 _move = differentiable(movement=True)
-_BFLOAT16 = frozenset((np.dtype(bfloat16),))
 
 
 def normalize_axis(axis, ndim):
@@ -129,7 +130,13 @@ permute_dims.defvjps(x=_permute_rule)
 
 @_view
 def moveaxis(x, source, destination, /):
-    """Move axes to other places and keep the order of the rest."""
+    """Move axes to other places and keep the order of the rest.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    source, destination : int or tuple of int
+    """
     return namespace(x).moveaxis(x, source, destination)
 
 
@@ -138,7 +145,16 @@ moveaxis.defvjps(x=lambda g, source, destination: moveaxis(g, destination, sourc
 
 @_view
 def matrix_transpose(x, /):
-    """Swap the last two axes."""
+    """Swap the last two axes.
+
+    Parameters
+    ----------
+    x : array or Tensor, shape (..., n, m)
+
+    Returns
+    -------
+    array or Tensor, shape (..., m, n)
+    """
     return namespace(x).matrix_transpose(x)
 
 
@@ -147,7 +163,14 @@ matrix_transpose.defvjps(x=lambda g: matrix_transpose(g))
 
 @_view
 def expand_dims(x, /, axis=0):
-    """Insert an axis of length one at ``axis`` (int or tuple of int) of the result."""
+    """Insert axes of length one.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    axis : int or tuple of int, default 0
+        Places of the new axes in the result.
+    """
     if isinstance(axis, tuple):
         return np.expand_dims(x, axis) if isinstance(x, np.ndarray) else _expand_all(x, axis)
     return namespace(x).expand_dims(x, axis=axis)
@@ -166,7 +189,18 @@ expand_dims.defvjps(x=lambda g, x_shape: reshape(g, x_shape))
 
 @_view
 def squeeze(x, /, axis):
-    """Remove axes of length one; any other length is refused."""
+    """Remove axes of length one.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    axis : int or tuple of int
+
+    Raises
+    ------
+    ValueError
+        When one of them has another length.
+    """
     axes = normalize_axes(axis, x.ndim)
     if any(x.shape[a] != 1 for a in axes):
         raise ValueError(f"axis must name axes of length one, got {axis} of shape {x.shape}")
@@ -199,19 +233,44 @@ broadcast_to.defvjps(x=lambda g: g)  # the engine sums over the broadcast axes
 
 
 def broadcast_arrays(*arrays):
-    """Broadcast all arrays against each other; gives a tuple."""
+    """Broadcast all arrays against each other.
+
+    Parameters
+    ----------
+    *arrays : array or Tensor
+
+    Returns
+    -------
+    tuple of array or Tensor, all of one shape
+    """
     shape = broadcast_shapes(*(a.shape for a in arrays))
     return tuple(broadcast_to(a, shape) for a in arrays)
 
 
 def broadcast_shapes(*shapes):
-    """Give the shape that arrays of ``shapes`` broadcast to."""
+    """Give the shape that arrays of ``shapes`` broadcast to.
+
+    Parameters
+    ----------
+    *shapes : tuple of int
+
+    Returns
+    -------
+    tuple of int
+    """
     return np.broadcast_shapes(*shapes)
 
 
 @_view
 def flip(x, /, *, axis=None):
-    """Reverse the order of the elements along axes (all of them by default)."""
+    """Reverse the order of the elements along axes.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    axis : int or tuple of int, optional
+        All axes by default.
+    """
     return namespace(x).flip(x, axis=axis)
 
 
@@ -220,7 +279,19 @@ flip.defvjps(x=lambda g, axis: flip(g, axis=axis))
 
 @_move
 def roll(x, /, shift, *, axis=None):
-    """Shift the elements along axes, those pushed out coming back at the other end."""
+    """Shift the elements along axes, those pushed out coming back at the other end.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    shift : int or tuple of int
+        By how many places, one number for each axis.
+    axis : int or tuple of int, optional
+        The flattened array by default.
+    """
+    shifts = shift if isinstance(shift, (tuple, list)) else (shift,)
+    if not all(isinstance(n, (int, np.integer)) for n in shifts):
+        raise TypeError(f"shift must be an int or a tuple of them, got {shift!r}")
     return namespace(x).roll(x, shift, axis=axis)
 
 
@@ -234,7 +305,18 @@ roll.defvjps(x=_roll_rule)
 
 @_move
 def tile(x, repetitions, /):
-    """Put copies of ``x`` side by side, ``repetitions[i]`` of them along axis ``i``."""
+    """Put copies of ``x`` side by side, ``repetitions[i]`` of them along axis ``i``.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    repetitions : tuple of int
+        Shorter than the number of axes, it is for the last ones; longer, axes are put in front.
+    """
+    if not isinstance(repetitions, (tuple, list)):
+        raise TypeError(f"repetitions must be a tuple of ints, got {repetitions!r}")
+    for n in repetitions:
+        check_count("repetitions", n)
     return namespace(x).tile(x, repetitions)
 
 
@@ -262,7 +344,11 @@ def repeat(x, repeats, /, *, axis=None):
     axis : int, optional
     """
     xp = namespace(x)
-    if is_array(repeats):
+    if not is_array(repeats):
+        check_count("repeats", repeats)
+    else:
+        if not isdtype(repeats.dtype, "integral"):
+            raise TypeError(f"repeats must hold integers, got {repeats.dtype}")
         repeats = xp.astype(repeats, xp.int64, copy=False)  # NumPy refuses uint64
     return xp.repeat(x, repeats, axis=axis)
 
@@ -333,17 +419,10 @@ def concat(arrays, /, *, axis=0):
     axis : int or None, default 0
     """
     arrays = _sequence(arrays)
-    if any(getattr(a, "dtype", None) in _BFLOAT16 for a in arrays):
-        arrays = _promoted(arrays)
+    if any(getattr(a, "dtype", None) in BFLOAT16 for a in arrays):
+        dtype = result_type(*(a.dtype for a in arrays))
+        arrays = [astype(a, dtype, copy=False) for a in arrays]
     return _concat(*arrays, axis=axis)
-
-
-def _promoted(arrays):
-    from rtxarr.dtypes import result_type
-    from rtxarr.ops._elementwise import astype
-
-    dtype = result_type(*(a.dtype for a in arrays))
-    return [astype(a, dtype, copy=False) for a in arrays]
 
 
 def _sequence(arrays):
@@ -370,7 +449,17 @@ def stack(arrays, /, *, axis=0):
 
 
 def unstack(x, /, *, axis=0):
-    """Split an array along one axis into a tuple of arrays without that axis."""
+    """Split an array along one axis into arrays without that axis.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    axis : int, default 0
+
+    Returns
+    -------
+    tuple of array or Tensor
+    """
     axis = normalize_axis(axis, x.ndim)
     rows = moveaxis(x, axis, 0) if axis else x
     return tuple(rows[i, ...] for i in range(rows.shape[0]))
@@ -415,6 +504,8 @@ def pad(x, /, widths, *, constant_values=0):
     constant_values : scalar, default 0
     """
     xp = namespace(x)
+    if not hasattr(widths, "__len__"):
+        raise TypeError(f"widths must be a pair of counts for each axis, got {widths!r}")
     if len(widths) != x.ndim or any(a < 0 or b < 0 for a, b in widths):
         raise ValueError(f"widths must give {x.ndim} pairs of counts >= 0, got {widths}")
     shape = tuple(n + a + b for n, (a, b) in zip(x.shape, widths, strict=True))
@@ -432,7 +523,12 @@ pad.defvjps(
 
 @_view
 def transpose(x, /):
-    """Reverse the order of all axes."""
+    """Reverse the order of all axes.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    """
     return namespace(x).permute_dims(x, tuple(range(x.ndim))[::-1])
 
 

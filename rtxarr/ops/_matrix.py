@@ -259,7 +259,7 @@ def vector_norm(x, /, *, axis=None, keepdims=False, ord=2):
     return namespace(x).linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
 
 
-def _vector_norm_rule(g, x, out, x_shape, axis, keepdims, ord):
+def _vector_norm_rule(g, x, out, x_shape, axis, ord):
     if ord == 0:
         return None
     axes = normalize_axes(axis, len(x_shape))

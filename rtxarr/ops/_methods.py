@@ -85,11 +85,12 @@ def _array(self, dtype=None, copy=None):
 def _dlpack(self, **options):
     if self.node is not None:
         raise BufferError("a tensor that requires grad has no DLPack; use rx.stop_gradient(x)")
-    return (
-        np.asarray(self.data).__dlpack__(**options)
-        if isinstance(self.data, np.generic)
-        else self.data.__dlpack__(**options)
-    )
+    return _exported(self).__dlpack__(**options)
+
+
+def _exported(self):
+    """Give the data as an array of a kind that has DLPack: NumPy's scalars have not."""
+    return np.asarray(self.data) if isinstance(self.data, np.generic) else self.data
 
 
 def _iterate(self):
@@ -215,11 +216,7 @@ Tensor.__reduce_ex__ = _reduce_leaf
 Tensor.__array__ = _array
 Tensor.__array_namespace__ = _array_namespace
 Tensor.__dlpack__ = _dlpack
-Tensor.__dlpack_device__ = lambda self: (
-    np.asarray(self.data).__dlpack_device__()
-    if isinstance(self.data, np.generic)
-    else self.data.__dlpack_device__()
-)
+Tensor.__dlpack_device__ = lambda self: _exported(self).__dlpack_device__()
 Tensor.reshape = _reshape
 Tensor.to_device = _method(create.to_device)
 Tensor.device = property(lambda self: _device.device_of(self.data), doc="Where the data lives.")

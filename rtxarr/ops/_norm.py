@@ -9,7 +9,7 @@ from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import accumulator, result_type
-from rtxarr.ops._check import check_floating
+from rtxarr.ops._check import check_floating, check_number
 from rtxarr.ops._half import widen
 from rtxarr.ops._manipulate import reshape
 from rtxarr.ops._reduce import mean, sum
@@ -105,8 +105,7 @@ def _check(x, weight, bias, shape, eps):
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None and tuple(parameter.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(parameter.shape)}")
-    if not eps > 0:
-        raise ValueError(f"eps must be above 0, got {eps}")
+    check_number("eps", eps, above=0)
 
 
 def _apply(x, weight, bias, axes, affine, eps, centred=True):

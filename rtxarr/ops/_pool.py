@@ -11,7 +11,7 @@ from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import moveaxis
 from rtxarr.ops._reduce import max, mean
-from rtxarr.ops._windows import AXES, check_spatial, make_windows, per_axis
+from rtxarr.ops._windows import check_spatial, for_axes, make_windows, per_axis
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -183,7 +183,7 @@ def _max_pool_function(n_axes):
         windows = _windows(n_axes, x, kernel_size, stride, padding, dilation)
         return _max_pool(x, windows=windows)
 
-    return _named(max_pool, f"max_pool{n_axes}d", _MAX_DOC, n_axes)
+    return for_axes(max_pool, f"max_pool{n_axes}d", _MAX_DOC, n_axes)
 
 
 def _avg_pool_function(n_axes):
@@ -199,7 +199,7 @@ def _avg_pool_function(n_axes):
         windows = _windows(n_axes, x, kernel_size, stride, padding, 1)
         return _avg_pool(x, windows=windows, count_padding=count_padding)
 
-    return _named(avg_pool, f"avg_pool{n_axes}d", _AVG_DOC, n_axes)
+    return for_axes(avg_pool, f"avg_pool{n_axes}d", _AVG_DOC, n_axes)
 
 
 def _adaptive_function(n_axes):
@@ -214,7 +214,7 @@ def _adaptive_function(n_axes):
             out = _average_parts(out, axis, size)
         return astype(out, x.dtype, copy=False)
 
-    return _named(adaptive_avg_pool, f"adaptive_avg_pool{n_axes}d", _ADAPTIVE_DOC, n_axes)
+    return for_axes(adaptive_avg_pool, f"adaptive_avg_pool{n_axes}d", _ADAPTIVE_DOC, n_axes)
 
 
 def _average_parts(x, axis, n_parts):
@@ -268,12 +268,6 @@ def _global(reduce, x, keepdims):
             f"axis, got {x.shape}"
         )
     return reduce(x, axis=tuple(range(2, x.ndim)), keepdims=keepdims)
-
-
-def _named(function, name, doc, n_axes):
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc.format(axes=AXES[n_axes])
-    return function
 
 
 _WINDOW_DOC = """

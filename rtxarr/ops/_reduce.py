@@ -71,7 +71,7 @@ def _spread(g, x_shape, axis, keepdims):
     return broadcast_to(_restore(g, x_shape, axis, keepdims), x_shape)
 
 
-@differentiable
+@differentiable(movement=True)
 @rounded_once
 def sum(x, /, *, axis=None, dtype=None, keepdims=False):
     """Sum over axes; integers widen to int64."""
@@ -81,7 +81,7 @@ def sum(x, /, *, axis=None, dtype=None, keepdims=False):
 sum.defvjps(x=_spread)
 
 
-@differentiable
+@differentiable(movement=True)
 @rounded_once
 def mean(x, /, *, axis=None, keepdims=False):
     """Give the arithmetic mean over axes; of nothing it is NaN."""
@@ -103,7 +103,8 @@ def var(x, /, *, axis=None, correction=0.0, keepdims=False):
 
 
 def _var_rule(g, x, x_shape, axis, correction, keepdims):
-    scale = 2 / (_count(x_shape, axis) - correction)
+    freedom = _count(x_shape, axis) - correction
+    scale = 2 / freedom if freedom > 0 else math.nan  # as the variance itself
     return scale * _restore(g, x_shape, axis, keepdims) * (x - mean(x, axis=axis, keepdims=True))
 
 
@@ -153,10 +154,14 @@ def _prod_rule(g, x, x_shape, axis, keepdims):
 prod.defvjps(x=_prod_rule)
 
 
+def attained(x, extremum, dtype):
+    """Give ones where ``x`` is the extremum (a NaN being one) and zeros elsewhere."""
+    return astype((x == extremum) | (isnan(x) & isnan(extremum)), dtype)
+
+
 def _extremum_rule(g, x, out, x_shape, axis, keepdims):
-    out = _restore(out, x_shape, axis, keepdims)
-    chosen = (x == out) | (isnan(x) & isnan(out))
-    share = astype(chosen, g.dtype) / sum(astype(chosen, g.dtype), axis=axis, keepdims=True)
+    chosen = attained(x, _restore(out, x_shape, axis, keepdims), g.dtype)
+    share = chosen / sum(chosen, axis=axis, keepdims=True)
     return _restore(g, x_shape, axis, keepdims) * share
 
 
@@ -186,6 +191,8 @@ def cumulative_sum(x, /, *, axis=None, dtype=None, include_initial=False):
     x : array or Tensor
     axis : int, optional
         May be left out for a 1-D array.
+    dtype : dtype, optional
+        To sum in.
     include_initial : bool, default False
         Start with a zero, so that the result is one longer.
     """
@@ -209,7 +216,18 @@ cumulative_sum.defvjps(x=_cumulative_sum_rule)
 @differentiable
 @rounded_once
 def cumulative_prod(x, /, *, axis=None, dtype=None, include_initial=False):
-    """Give the running products along one axis; see :func:`cumulative_sum`."""
+    """Give the running products along one axis.
+
+    Parameters
+    ----------
+    x : array or Tensor
+    axis : int, optional
+        May be left out for a 1-D array.
+    dtype : dtype, optional
+        To multiply in.
+    include_initial : bool, default False
+        Start with a one, so that the result is one longer.
+    """
     axis = only_axis(axis, x.ndim)
     return namespace(x).cumulative_prod(x, axis=axis, dtype=dtype, include_initial=include_initial)
 
@@ -253,7 +271,7 @@ def diff(x, /, *, axis=-1, n=1, prepend=None, append=None):
     return namespace(x).diff(x, axis=axis, n=n, **given)
 
 
-def _diff_rule(g, x_shape, axis, n, prepend, append):
+def _diff_rule(g, x_shape, axis, n, prepend):
     axis %= len(x_shape)
     for _ in range(n):
         data = raw(g)
@@ -313,4 +331,8 @@ logsumexp.defvjps(x=_logsumexp_rule)
 
 for _function in (sum, mean, var, std, prod, max, min, all, any, count_nonzero, logsumexp):
     _function.__doc__ = (_function.__doc__ or "") + _OPTIONS
+for _function in (sum, prod):
+    _function.__doc__ += "    dtype : dtype, optional\n        To compute in.\n"
+for _function in (var, std):
+    _function.__doc__ += "    correction : float, default 0.0\n"
 del _function

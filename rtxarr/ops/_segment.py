@@ -6,11 +6,14 @@ by the row that each value goes to. Orders are fixed, so equal inputs give equal
 
 import math
 
-from rtxarr._checks import check_range
-from rtxarr._device import namespace
+from rtxarr._checks import check_range_if_asked
+from rtxarr._device import is_array, namespace
 from rtxarr.autograd._op import differentiable
-from rtxarr.ops._elementwise import astype, isnan, where
+from rtxarr.dtypes import isdtype
+from rtxarr.ops._check import check_count
+from rtxarr.ops._elementwise import where
 from rtxarr.ops._index import take
+from rtxarr.ops._reduce import attained
 
 __all__ = [
     "one_hot",
@@ -29,13 +32,18 @@ _SEGMENT_DOC = """
     Parameters
     ----------
     values : array or Tensor, shape (n_values, ...)
-    indptr : array of int64, shape (n_segments + 1,)
-        Segment ``i`` owns ``values[indptr[i]:indptr[i + 1]]``. Not checked to be
-        non-decreasing: that would read it back to the host.
+    indptr : array of int, shape (n_segments + 1,)
+        Segment ``i`` owns ``values[indptr[i]:indptr[i + 1]]``. On a GPU not checked to be
+        non-decreasing and in range: that would read it back to the host.
 
     Returns
     -------
     array or Tensor, shape (n_segments, ...)
+
+    Raises
+    ------
+    ValueError
+        On the CPU, when ``indptr`` decreases or leaves ``[0, n_values]``.
 """
 
 _SCATTER_DOC = """
@@ -44,31 +52,35 @@ _SCATTER_DOC = """
     ----------
     values : array or Tensor, shape (n_values, ...)
     index : array of int, shape (n_values,)
-        The row each value goes to, in ``[0, n_rows)``; may repeat.
+        The row each value goes to, in ``[0, n_rows)``; may repeat. On a GPU values for other
+        rows are left out.
     n_rows : int
 
     Returns
     -------
     array or Tensor, shape (n_rows, ...)
+
+    Raises
+    ------
+    IndexError
+        On the CPU, when ``index`` leaves ``[0, n_rows)``.
 """
 
 
-def _check(values, index, name, extra):
+def _check(values, index, name):
+    for what, x in (("values", values), (name, index)):
+        if not is_array(x):
+            raise TypeError(f"{what} must be an array or Tensor, got {type(x).__name__}")
     if values.ndim < 1:
         raise ValueError("values must have at least one dimension, got a scalar")
     if index.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {index.shape}")
-    if not _is_integer(index):
+    _check_integer(index, name)
+
+
+def _check_integer(index, name):
+    if not isdtype(index.dtype, "integral"):
         raise TypeError(f"{name} must hold integers, got {index.dtype}")
-    if extra is not None and index.shape[0] != values.shape[0]:
-        raise ValueError(
-            f"{name} must have one entry for each of the {values.shape[0]} rows of values, got "
-            f"{index.shape[0]}"
-        )
-
-
-def _is_integer(index):
-    return namespace(index).isdtype(index.dtype, "integral")
 
 
 def _rows(values):
@@ -76,24 +88,28 @@ def _rows(values):
 
 
 def _segment_reduce(op, values, indptr):
-    from rtxarr.kernels import segment
+    from rtxarr.kernels.segment import segment_reduce
 
-    _check(values, indptr, "indptr", None)
+    _check(values, indptr, "indptr")
     if indptr.shape[0] < 1:
         raise ValueError("indptr must have at least one entry, got none")
-    check_range("indptr", indptr, 0, values.shape[0] + 1)
+    check_range_if_asked("indptr", indptr, 0, values.shape[0] + 1)
     xp = namespace(values, indptr)
-    out = getattr(segment, f"segment_{op}")(_rows(values), xp.astype(indptr, xp.int64, copy=False))
+    out = segment_reduce(op, _rows(values), xp.astype(indptr, xp.int64, copy=False))
     return xp.reshape(out, (indptr.shape[0] - 1, *values.shape[1:]))
 
 
 def _scatter_reduce(op, values, index, n_rows):
     from rtxarr.kernels.scatter import scatter_reduce
 
-    _check(values, index, "index", values)
-    if n_rows < 0:
-        raise ValueError(f"n_rows must be at least 0, got {n_rows}")
-    check_range("index", index, 0, n_rows)
+    _check(values, index, "index")
+    if index.shape[0] != values.shape[0]:
+        raise ValueError(
+            f"index must have one entry for each of the {values.shape[0]} rows of values, got "
+            f"{index.shape[0]}"
+        )
+    check_count("n_rows", n_rows)
+    check_range_if_asked("index", index, 0, n_rows)
     xp = namespace(values, index)
     out = scatter_reduce(op, xp.astype(index, xp.int64, copy=False), _rows(values), n_rows)
     return xp.reshape(out, (n_rows, *values.shape[1:]))
@@ -153,16 +169,10 @@ def segment_min(values, indptr, /):
     return _segment_reduce("min", values, indptr)
 
 
-def _share(values, taken, count, g):
-    """Split the gradient evenly among the values that reached the extremum."""
-    chosen = (values == taken) | (isnan(values) & isnan(taken))
-    chosen = astype(chosen, g.dtype)
-    return chosen, count(chosen)
-
-
 def _segment_extremum_rule(g, values, indptr, out):
     ids = _segment_ids(indptr, values.shape[0])
-    chosen, total = _share(values, take(out, ids, axis=0), lambda c: segment_sum(c, indptr), g)
+    chosen = attained(values, take(out, ids, axis=0), g.dtype)
+    total = segment_sum(chosen, indptr)
     return chosen * take(g / where(total == 0, 1, total), ids, axis=0)
 
 
@@ -192,9 +202,8 @@ def scatter_min(values, index, n_rows, /):
 
 
 def _scatter_extremum_rule(g, values, index, out, n_rows):
-    chosen, total = _share(
-        values, take(out, index, axis=0), lambda c: scatter_add(c, index, n_rows), g
-    )
+    chosen = attained(values, take(out, index, axis=0), g.dtype)
+    total = scatter_add(chosen, index, n_rows)
     return chosen * take(g / where(total == 0, 1, total), index, axis=0)
 
 
@@ -221,10 +230,8 @@ def one_hot(indices, n_classes, /, *, dtype=None, axis=-1):
     axis : int, default -1
         Place of the new axis in the result.
     """
-    if n_classes < 0:
-        raise ValueError(f"n_classes must be at least 0, got {n_classes}")
-    if not _is_integer(indices):
-        raise TypeError(f"indices must hold integers, got {indices.dtype}")
+    check_count("n_classes", n_classes)
+    _check_integer(indices, "indices")
     xp = namespace(indices)
     classes = xp.arange(n_classes, dtype=indices.dtype)
     hot = xp.astype(

@@ -138,6 +138,13 @@ def batches(n, item_size, array):
 AXES = {1: "width", 2: "height, width", 3: "depth, height, width"}
 
 
+def for_axes(function, name, doc, n_axes):
+    """Name and document a function that a factory made for ``n_axes`` spatial axes."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc.format(axes=AXES[n_axes], n_axes=n_axes)
+    return function
+
+
 def check_spatial(x, n_axes):
     """Raise ValueError unless ``x`` is a batch of channels over ``n_axes`` spatial axes."""
     if x.ndim != n_axes + 2:

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rtxarr._device import device_of, namespace, to_device
+from rtxarr._device import device_of, is_array, namespace, to_device
 from rtxarr.autograd._tape import mark_changed
 from rtxarr.ops._half import widen
-from rtxarr.optim._optimizer import require_params
+from rtxarr.optim._optimizer import require, require_keys, require_params
 
 
 class ExponentialMovingAverage:
@@ -75,11 +75,17 @@ class ExponentialMovingAverage:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave; nothing changes when it does not fit."""
+        require_keys("state", state, ("n_updates", "averages"))
+        require(state, "n_updates", 0)
         loaded = state["averages"]
-        if set(loaded) != {str(i) for i in range(len(self.averages))}:
+        if not isinstance(loaded, Mapping) or set(loaded) != {
+            str(i) for i in range(len(self.averages))
+        }:
             raise ValueError(f"state must have {len(self.averages)} averages, got {len(loaded)}")
         for i, average in enumerate(self.averages):
             new = loaded[str(i)]
+            if not is_array(new):
+                raise TypeError(f"average {i} must be an array, got {type(new).__name__}")
             if new.shape != average.shape or new.dtype != average.dtype:
                 raise ValueError(
                     f"average {i} must have shape {average.shape} and dtype {average.dtype}, got "

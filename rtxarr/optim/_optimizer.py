@@ -1,6 +1,7 @@
 """What all optimizers share: parameter groups, state, and the walk over the parameters."""
 
 import difflib
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -83,6 +84,8 @@ class Optimizer:
 
     def _step_one(self, data, grad, state, group):
         state["step"] += 1
+        if data.size == 0:
+            return
         if runs_kernels(data) and data.flags.c_contiguous and self.launch(data, grad, state, group):
             return
         pieces = [(data, grad, state)]
@@ -146,11 +149,12 @@ class Optimizer:
         ValueError
             When the groups, their settings or the state do not fit; nothing has changed then.
         """
-        if set(state) != {"lr", "groups", "state"}:
-            raise ValueError(f"state must have lr, groups and state, got {', '.join(state)}")
+        require_keys("state", state, ("lr", "groups", "state"))
+        require(state, "lr", 0)
         groups = _fitting_groups(self.groups, state["groups"])
         for group in groups:
             self.check(group)
+            require(group, "lr_ratio", 0)
         params = self._params()
         owners = [
             values
@@ -158,7 +162,7 @@ class Optimizer:
             for _ in group["params"]
         ]
         loaded = {}
-        for place, values in state["state"].items():
+        for place, values in dict(state["state"]).items():
             if place not in map(str, range(len(params))):
                 raise ValueError(f"state must be of {len(params)} parameters, got place {place!r}")
             param = params[int(place)]
@@ -199,6 +203,8 @@ _PIECE = 2**16
 def require(settings: Mapping[str, Any], name: str, low: float, high: float | None = None) -> None:
     """Raise ValueError unless a setting lies in ``[low, infinity)`` or ``[low, high)``."""
     value = settings[name]
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not low <= value or not (value < float("inf") if high is None else value < high):
         bounds = f">= {low} and finite" if high is None else f"in [{low}, {high})"
         raise ValueError(f"{name} must be {bounds}, got {value}")
@@ -250,27 +256,37 @@ def _check_names(place, own, settings):
             raise ValueError(f"group {place} may set {', '.join(settings)}, got {name!r}{hint}")
 
 
+def require_keys(name: str, state: Any, keys: Iterable[str]) -> None:
+    """Raise unless a loaded state is a dict of just these keys."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{name} must be a dict, got {type(state).__name__}")
+    if set(state) != set(keys):
+        raise ValueError(f"{name} must have {', '.join(keys)}, got {', '.join(map(str, state))}")
+
+
 def _fitting_groups(groups, loaded):
     """Give the loaded settings of all groups if they are those of ``groups``."""
+    if not isinstance(loaded, (list, tuple)):
+        raise TypeError(f"groups must be a list, got {type(loaded).__name__}")
     if len(loaded) != len(groups):
         raise ValueError(f"state must have {len(groups)} groups, got {len(loaded)}")
     fitting = []
     for place, (group, values) in enumerate(zip(groups, loaded, strict=True)):
-        names = [name for name in group if name != "params"]
-        if set(values) != set(names):
-            raise ValueError(f"group {place} must have {', '.join(names)}, got {', '.join(values)}")
+        require_keys(f"group {place}", values, [name for name in group if name != "params"])
         fitting.append({k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     return fitting
 
 
 def _filled(place, fresh, values):
     """Give ``fresh`` state with the loaded values copied in."""
-    if set(fresh) != set(values):
-        raise ValueError(f"{place} must have {', '.join(fresh)}, got {', '.join(values)}")
+    require_keys(place, values, list(fresh))
     for name, value in values.items():
         target = fresh[name]
         if not is_array(target):
+            require({name: value}, name, 0)
             fresh[name] = value
+        elif not is_array(value):
+            raise TypeError(f"{name} of {place} must be an array, got {type(value).__name__}")
         elif value.shape != target.shape or value.dtype != target.dtype:
             raise ValueError(
                 f"{name} of {place} must have shape {target.shape} and dtype {target.dtype}, "

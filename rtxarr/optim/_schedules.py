@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from rtxarr.optim._optimizer import require, require_keys
+
 Schedule = Callable[[int], float]
 
 
@@ -281,9 +283,11 @@ class PlateauSchedule:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave."""
-        names = set(self.state_dict())
-        if set(state) != names:
-            raise ValueError(f"state must have {', '.join(sorted(names))}, got {', '.join(state)}")
+        require_keys("state", state, sorted(self.state_dict()))
+        for name in ("lr", "n_bad", "n_resting"):
+            require(state, name, 0)
+        if not isinstance(state["best"], float):
+            raise TypeError(f"best must be a float, got {type(state['best']).__name__}")
         vars(self).update(state)
 
 

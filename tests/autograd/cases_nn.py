@@ -41,7 +41,7 @@ def unary(name, **options):
 
 CASES = {
     # activations
-    "_dropout": [(lambda x, kept: _dropout(x, kept, 0.4), (X, Y > 0))],
+    "_dropout": [(lambda x, kept: _dropout(x, kept, rate=0.4), (X, Y > 0))],
     "elu": [*unary("elu", alpha=0.7, scale=1.3), *unary("selu")],
     "erf": unary("erf"),
     "gelu": [*unary("gelu"), *unary("gelu", approximate="tanh"), *unary("geglu")],

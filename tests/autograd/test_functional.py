@@ -64,6 +64,14 @@ def test_perturbation_confusion():
     assert float(got) == 1.0
 
 
+def test_a_change_between_the_value_and_the_pull_back_is_noticed():
+    x = rx.Tensor(np.array([1.0, 2.0]))
+    _, pull_back = rx.vjp(lambda x: x * x, x)
+    x[0] = 5.0
+    with pytest.raises(RuntimeError, match="changed in place"):
+        pull_back(np.ones(2))
+
+
 def test_grad_inside_backward_reaches_parameters():
     w = rx.Tensor(np.array([2.0, 3.0]), requires_grad=True)
     x = np.array([1.0, -1.0])

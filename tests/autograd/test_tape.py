@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import threading
+import time
 import tracemalloc
 from contextlib import nullcontext
 
@@ -118,6 +119,49 @@ def test_gradient_of_a_broadcast_can_be_written(device):
     assert_close(x.grad, [5.0, 1.0, 1.0])
 
 
+def test_gradients_share_no_memory(device):
+    x, y, g = leaf([1.0, 2.0]), leaf([3.0, 4.0]), rx.asarray([1.0, 1.0])
+    (rx.reshape(x, (2,)) + y).backward(g)
+    x.grad *= 2
+    assert_close(x.grad, [2.0, 2.0])
+    assert_close(y.grad, [1.0, 1.0])
+    assert_close(g, [1.0, 1.0])
+    of_x, of_y = rx.grad(lambda x, y: rx.sum(x + y), (0, 1))(x.data, y.data)
+    of_x += 1  # a broadcast view could not be written into
+    assert_close(of_x, [2.0, 2.0])
+    assert_close(of_y, [1.0, 1.0])
+
+
+def test_a_given_gradient_may_be_a_tensor(device):
+    x = leaf([1.0, 2.0])
+    (x * 3).backward(leaf([1.0, 2.0]))
+    assert not isinstance(x.grad, rx.Tensor)
+    assert_close(x.grad, [3.0, 6.0])
+
+
+def test_a_complex_gradient_of_a_real_output_is_refused():
+    x = leaf([1.0, 2.0])
+    with pytest.raises(TypeError, match="grad must be real for a real output, got dtype complex"):
+        (x * 3).backward(np.array([1.0, 1j]))
+
+
+def test_a_rule_of_another_shape_is_named():
+    @rx.custom_op
+    def twice(x):
+        return 2 * x
+
+    twice.defvjps(x=lambda g: np.ones(7))
+    with pytest.raises(ValueError, match="broadcast") as error:
+        rx.sum(twice(leaf([1.0, 2.0]))).backward()
+    assert "from the rule of twice() for its argument 'x'" in error.value.__notes__
+
+
+@pytest.mark.parametrize("data", ["text", None, [object()], np.array(["2020"], "M8[Y]")])
+def test_what_is_no_number_is_refused(data):
+    with pytest.raises(TypeError, match="data must hold numbers or bools, got dtype"):
+        rx.Tensor(data)
+
+
 # I4: a saved tensor that was changed is noticed
 
 
@@ -140,8 +184,17 @@ def test_changed_saved_tensor_is_refused(device, change):
 
 @pytest.mark.parametrize(
     "view",
-    [lambda y: y[1:], lambda y: rx.reshape(y, (2, 1)), lambda y: y.detach(), lambda y: rx.flip(y)],
-    ids=["slice", "reshape", "detach", "flip"],
+    [
+        lambda y: y[1:],
+        lambda y: rx.reshape(y, (2, 1)),
+        lambda y: y.detach(),
+        lambda y: rx.flip(y),
+        lambda y: rx.real(y),
+        lambda y: rx.astype(y, y.dtype, copy=False),
+        lambda y: y.to_device(y.device),
+        lambda y: rx.Tensor(y),
+    ],
+    ids=["slice", "reshape", "detach", "flip", "real", "astype", "to_device", "Tensor"],
 )
 def test_change_through_a_view_is_noticed(device, view):
     x, y = leaf([1.0, 2.0]), rx.Tensor(rx.asarray([3.0, 4.0]))
@@ -150,6 +203,15 @@ def test_change_through_a_view_is_noticed(device, view):
     v[...] = 0.0
     with pytest.raises(RuntimeError, match="changed in place"):
         z.backward()
+
+
+def test_change_of_a_complex_tensor_through_its_parts_is_noticed():
+    for part in (rx.real, rx.imag):
+        x, y = leaf([1.0, 2.0]), rx.Tensor(np.array([3.0 + 1j, 4.0]))
+        z = rx.real(rx.sum(x * y))
+        part(y)[...] = 0.0
+        with pytest.raises(RuntimeError, match="changed in place"):
+            z.backward()
 
 
 def test_parameter_updated_between_forward_and_backward(device):
@@ -398,6 +460,16 @@ def test_masked_out_nan_has_zero_gradient(device, name):
     assert_close(rx.grad(function)(rx.asarray(at)), want)
 
 
+@pytest.mark.parametrize("reduce", [rx.sum, rx.mean])
+def test_masked_out_nan_has_zero_gradient_through_a_sum(device, reduce):
+    x = leaf([[-1.0, 4.0], [4.0, 4.0]])
+    with np.errstate(invalid="ignore"):
+        rows = reduce(rx.sqrt(x), axis=1)
+        rx.sum(rx.where(rx.asarray([False, True]), rows, 0.0)).backward()
+    share = 0.25 if reduce is rx.sum else 0.125
+    assert_close(x.grad, [[0.0, 0.0], [share, share]])
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_masked_out_nan_has_zero_second_derivative(device):
     second = rx.grad(rx.grad(lambda x: rx.where(x > 0, rx.log(x), x**2)))
@@ -426,6 +498,79 @@ def test_recording_state_is_per_thread():
         thread.start()
         thread.join()
     assert seen["recording"]
+
+
+def test_a_decorated_generator_records_nothing_while_it_runs():
+    seen, ended = [], []
+
+    @rx.no_grad
+    def items():
+        try:
+            for _ in range(2):
+                seen.append((yield rx.is_recording()))
+            return "end"
+        except ValueError:
+            yield "caught", rx.is_recording()
+        finally:
+            ended.append(rx.is_recording())
+
+    def takes_all():
+        return (yield from items())
+
+    outer = takes_all()
+    assert next(outer) is False
+    assert rx.is_recording()
+    assert outer.send("sent") is False
+    with pytest.raises(StopIteration) as stop:
+        next(outer)
+    assert stop.value.value == "end"
+    assert seen == ["sent", None]
+    running = items()
+    next(running)
+    assert running.throw(ValueError) == ("caught", False)
+    assert rx.is_recording()
+    running.close()
+    assert ended == [False, False]
+    assert rx.is_recording()
+
+
+def test_an_async_function_is_no_block():
+    async def f():
+        pass
+
+    with pytest.raises(TypeError, match=r"must not be async, got f\(\)"):
+        rx.no_grad(f)
+
+
+def test_one_block_can_be_used_by_several_threads():
+    off, inside, leave = rx.no_grad(), threading.Event(), threading.Event()
+
+    def other():
+        with off:
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with rx.no_grad(), off:
+        thread.start()
+        inside.wait(10)
+    leave.set()
+    thread.join()
+    assert rx.is_recording()
+
+
+def test_threads_add_to_a_shared_leaf():
+    class Slow(np.ndarray):
+        def __add__(self, other):
+            time.sleep(1e-3)
+            return super().__add__(other)
+
+    w = leaf([1.0])
+    w.grad = np.zeros(1).view(Slow)
+    threads = [threading.Thread(target=lambda: rx.sum(w * 1.0).backward()) for _ in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert_close(np.asarray(w.grad), [8.0])
 
 
 def test_threads_do_not_mix_their_gradients():

@@ -32,6 +32,24 @@ def test_old_content_is_there_until_the_block_ends(tmp_path):
     assert path.read_bytes() == b"new"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="permissions and pipes are POSIX's")
+def test_permissions_stay_and_what_is_no_file_is_refused(tmp_path):
+    path = tmp_path / "file"
+    write(path, b"old")
+    path.chmod(0o600)
+    write(path, b"new")
+    assert path.stat().st_mode & 0o777 == 0o600
+    pipe, loop = tmp_path / "pipe", tmp_path / "loop"
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    for other in (pipe, loop):
+        with pytest.raises(OSError, match="path must name a regular file"):
+            write(other, b"new")
+    assert pipe.is_fifo()
+    assert loop.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["file", "loop", "pipe"]
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_error_in_the_block_changes_nothing(tmp_path, error):
     path = tmp_path / "file"

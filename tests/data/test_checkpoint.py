@@ -283,6 +283,12 @@ def test_load_into_writes_in_place():
     assert_same(target, loaded)
 
 
+def test_load_into_takes_the_targets_own_arrays():
+    target = {"a": np.zeros(2), "b": np.ones(2), "c": np.arange(3.0)}
+    load_into(target, {"a": target["b"], "b": target["a"], "c": target["c"][::-1]})
+    assert [x.tolist() for x in target.values()] == [[1, 1], [0, 0], [2, 1, 0]]
+
+
 def test_load_into_assigns_to_tensors_and_replaces_scalars():
     tensor = Tensor(np.zeros(2))
     target = {"t": tensor, "s": np.float32(0), "list": [1], "zero": np.zeros(())}

@@ -1,7 +1,9 @@
+import copy
 import gc
 import itertools
 import json
 import math
+import pickle
 import subprocess
 import sys
 import threading
@@ -264,6 +266,18 @@ def test_a_state_from_the_last_round_leaves_an_empty_rest():
     assert as_lists(again) == as_lists(loader)
 
 
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_goes_on_where_the_loop_stands(duplicate):
+    loader = loader_of(10, 2)
+    for _ in loader:
+        break
+    batches = iter(loader)
+    next(batches)
+    other = duplicate(loader)
+    assert other.state_dict() == loader.state_dict()
+    assert [x.tolist() for x in other] == [x.tolist() for x in batches]
+
+
 def test_batch_size_may_change_on_resumption():
     order = sum(as_lists(loader_of()), [])
     loader = loader_of(batch_size=4)
@@ -313,7 +327,7 @@ def test_an_error_names_the_sample_and_comes_in_its_place(prefetch):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("error", [StopIteration, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("error", [StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit])
 def test_no_error_passes_for_the_end(prefetch, error):
     def fail(sample):
         raise error
@@ -422,6 +436,12 @@ def test_reads_ahead_no_further_than_told():
         ((np.zeros(3), 1), {"prefetch": -1}, ValueError, "prefetch must be at least 0, got -1"),
         ((np.zeros(3), 1), {"seed": 0.5}, TypeError, "seed must be an int, got 0.5"),
         ((np.zeros(3), 1), {"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        (
+            (np.zeros(3), 1),
+            {"seed": 2**64},
+            ValueError,
+            "seed must be less than 18446744073709551616",
+        ),
         ((np.zeros(3), 1), {"device": "tpu"}, ValueError, "device must be"),
     ],
 )

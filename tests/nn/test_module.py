@@ -77,6 +77,18 @@ def test_cycles_end():
     parent, child = Nested(), Nested()
     parent.child, child.parent = child, parent
     assert len(list(parent.modules())) == 2 * 5
+    assert "(parent): ..." in repr(parent)
+    parent.listed.append(parent.listed)
+    assert len(list(parent.modules())) == 2 * 5
+
+
+def test_two_arrays_of_one_name_are_refused():
+    model = Nested()
+    model.by_name["c.d"], model.by_name["c"] = Parameter(np.ones(1)), {"d": Parameter(np.ones(1))}
+    with pytest.raises(ValueError, match="names must differ, got two arrays named 'by_name.c.d'"):
+        model.state_dict()
+    with pytest.raises(ValueError, match="names must differ"):
+        model.load_state_dict({})
 
 
 def test_train_and_eval_reach_the_whole_tree():

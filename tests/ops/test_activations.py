@@ -176,10 +176,28 @@ def test_integers_are_refused(name):
         (lambda: rx.glu(X[:, :3]), "x must have an even length along axis 1, got 3"),
         (lambda: rx.dropout(X, 1.0), r"rate must lie in \[0, 1\), got 1.0"),
         (lambda: rx.dropout(X, -0.1), r"rate must lie in \[0, 1\), got -0.1"),
+        (lambda: rx.leaky_relu(X, negative_slope=np.nan), "negative_slope must be finite, got nan"),
+        (lambda: rx.elu(X, alpha=np.inf), "alpha must be finite, got inf"),
+        (lambda: rx.elu(X, scale=np.nan), "scale must be above 0, got nan"),
+        (lambda: rx.softplus(X, beta=np.nan), "beta must be above 0, got nan"),
+        (lambda: rx.softplus(X, beta=np.inf), "beta must be finite, got inf"),
     ],
 )
 def test_bad_options_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rx.dropout(X, "half"), "rate must be a number, got str"),
+        (lambda: rx.dropout(X, 0.5, generator=3), "generator must be a Generator, got int"),
+        (lambda: rx.softplus(X, beta="1"), "beta must be a number, got str"),
+    ],
+)
+def test_options_of_a_wrong_kind_are_refused(call, message):
+    with pytest.raises(TypeError, match=message):
         call()
 
 
@@ -208,3 +226,8 @@ def test_agreement_of_options_with_torch(against_torch):
     against_torch(lambda x: rx.softmax(x, axis=0), lambda x: F.softmax(x, 0), X)
     against_torch(rx.log_softmax, lambda x: F.log_softmax(x, -1), X)
     against_torch(rx.glu, F.glu, X)
+
+
+def test_a_numpy_rate_does_not_widen_dropout():
+    x = np.ones(8, dtype="float32")
+    assert rx.dropout(x, np.float64(0.5), generator=Generator(0)).dtype == np.float32

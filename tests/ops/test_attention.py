@@ -245,6 +245,17 @@ Q, K, V = make(2)
         ),
         (lambda: attention(Q, K, V, dropout_rate=1.0), ValueError, r"rate must lie in \[0, 1\)"),
         (lambda: attention(Q, K, V.astype("int64")), TypeError, "v must have a real floating"),
+        (lambda: attention(Q, K, V, scale=np.nan), ValueError, "scale must be finite, got nan"),
+        (
+            lambda: attention(Q, K, V, causal=True, causal_offset=0.5),
+            TypeError,
+            "causal_offset must be an int, got 0.5",
+        ),
+        (
+            lambda: attention(Q, K, V, dropout_rate=0.5, generator=0),
+            TypeError,
+            "generator must be a Generator, got int",
+        ),
     ],
 )
 def test_bad_input_is_refused(call, error, message):

@@ -232,6 +232,11 @@ X, WEIGHT, BIAS = make(2, 2)
             r"output_padding must be smaller than stride \(2, 2\), got 2",
         ),
         (
+            lambda: rx.conv2d(X, WEIGHT[:0, :4]),
+            ValueError,
+            r"weight must have shape .*, none of them 0, got \(0, 2, 3, 2\)",
+        ),
+        (
             lambda: rx.conv_transpose2d(X, WEIGHT[:4], padding=4),
             ValueError,
             "padding must leave an output",

@@ -93,6 +93,11 @@ def test_namespace_info():
         x.__array_namespace__(api_version="1999.1")
 
 
+def test_a_step_of_zero_is_refused():
+    with pytest.raises(ValueError, match="step must not be 0"):
+        rx.arange(0, 3, 0)
+
+
 @pytest.mark.gpu
 def test_mixing_devices_is_refused():
     with pytest.raises(TypeError, match="to_device"):

@@ -127,7 +127,11 @@ REFUSED = [
     (lambda: rx.segment_sum(X, INDPTR[:0]), ValueError, "at least one entry"),
     (lambda: rx.segment_sum(np.float64(1), INDPTR), ValueError, "at least one dimension"),
     (lambda: rx.one_hot(X, 3), TypeError, "indices must hold integers, got float64"),
+    (lambda: rx.scatter_add(X, [0, 1, 2, 3], 4), TypeError, "index must be an array or Tensor"),
+    (lambda: rx.scatter_add(X, np.arange(4), 4.0), TypeError, "n_rows must be an int, got float"),
+    (lambda: rx.segment_sum([1.0], INDPTR), TypeError, "values must be an array or Tensor"),
     (lambda: rx.one_hot(INDPTR, -1), ValueError, "n_classes must be at least 0"),
+    (lambda: rx.one_hot(INDPTR, 2.5), TypeError, "n_classes must be an int, got float"),
     (lambda: rx.take(X, INDPTR), ValueError, "axis must be given for an array of 2"),
 ]
 

@@ -272,6 +272,8 @@ def test_accuracy_is_not_differentiable():
         (lambda: rx.huber_loss(P, Q, delta=0), ValueError, "delta must be above 0, got 0"),
         (lambda: rx.smooth_l1_loss(P, Q, beta=-1), ValueError, "beta must be at least 0, got -1"),
         (lambda: rx.cosine_similarity(P, Q, eps=0), ValueError, "eps must be above 0, got 0"),
+        (lambda: rx.huber_loss(P, Q, delta=np.inf), ValueError, "delta must be finite, got inf"),
+        (lambda: rx.smooth_l1_loss(P, Q, beta="1"), TypeError, "beta must be a number, got str"),
         (
             lambda: rx.kl_div(np.float64(0), np.float64(1), reduction="batchmean"),
             ValueError,

@@ -86,6 +86,13 @@ REFUSED = [
     (lambda: rx.meshgrid(X[0, 0], indexing="yx"), ValueError, "indexing must be 'xy' or 'ij'"),
     (lambda: rx.pad(X, ((1, 1),)), ValueError, "widths must give 3 pairs"),
     (lambda: rx.pad(X, ((0, 0), (0, -1), (0, 0))), ValueError, "counts >= 0"),
+    (lambda: rx.pad(X, 1), TypeError, "widths must be a pair of counts for each axis, got 1"),
+    (lambda: rx.roll(X, 1.5), TypeError, "shift must be an int or a tuple of them, got 1.5"),
+    (lambda: rx.tile(X, 2), TypeError, "repetitions must be a tuple of ints, got 2"),
+    (lambda: rx.tile(X, (-1,)), ValueError, "repetitions must be at least 0, got -1"),
+    (lambda: rx.repeat(X, -1), ValueError, "repeats must be at least 0, got -1"),
+    (lambda: rx.repeat(X, 1.5), TypeError, "repeats must be an int, got float"),
+    (lambda: rx.repeat(X[0, 0], np.ones(4)), TypeError, "repeats must hold integers, got float64"),
 ]
 
 

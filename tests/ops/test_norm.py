@@ -162,6 +162,7 @@ def test_strided_views(name):
         (lambda: rx.layer_norm(X, ROW, CHANNEL), ValueError, r"bias must have shape \(5,\)"),
         (lambda: rx.layer_norm(X, n_axes=4), ValueError, r"n_axes must lie in \[1, 3\] .* got 4"),
         (lambda: rx.layer_norm(X, eps=0.0), ValueError, "eps must be above 0, got 0.0"),
+        (lambda: rx.layer_norm(X, eps=np.inf), ValueError, "eps must be finite, got inf"),
         (lambda: rx.rms_norm(X, n_axes=0), ValueError, "n_axes must lie in"),
         (
             lambda: rx.rms_norm(X.astype("int64")),

@@ -46,6 +46,13 @@ def test_empty_reductions(xp):
     assert_close(rx.any(xp.zeros(0)), False)
 
 
+def test_variance_without_freedom_has_a_gradient_of_nan():
+    x = rx.Tensor(np.array([[1.0], [2.0]]), requires_grad=True)
+    with np.errstate(all="ignore"), pytest.warns(RuntimeWarning, match="freedom"):
+        rx.sum(rx.var(x, axis=1, correction=1)).backward()
+    assert np.isnan(x.grad).all()
+
+
 def test_empty_extremes_are_refused():
     for name in ("max", "min"):
         with pytest.raises(ValueError, match="no identity"):

@@ -162,3 +162,14 @@ def test_a_state_that_does_not_fit_changes_nothing(averages, message):
 def test_decay_is_checked():
     with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\), got 1.0"):
         optim.ExponentialMovingAverage([Parameter(np.zeros(2))], decay=1.0)
+
+
+def test_a_state_of_a_wrong_kind_changes_nothing():
+    ema = optim.ExponentialMovingAverage([Parameter(np.zeros(2))])
+    with pytest.raises(TypeError, match="state must be a dict, got NoneType"):
+        ema.load_state_dict(None)
+    with pytest.raises(ValueError, match="state must have n_updates, averages, got averages"):
+        ema.load_state_dict({"averages": {"0": np.ones(2)}})
+    with pytest.raises(TypeError, match="average 0 must be an array, got list"):
+        ema.load_state_dict({"n_updates": 1, "averages": {"0": [1.0, 1.0]}})
+    assert_close(ema.averages[0], [0.0, 0.0])

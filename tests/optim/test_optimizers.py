@@ -1,6 +1,7 @@
 """Each optimizer against its equations in plain float64, and what all of them share."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -369,12 +370,15 @@ def test_params_are_checked():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.pop("state"), "state must have lr, groups and state, got lr, groups"),
+        (lambda s: s.pop("state"), "state must have lr, groups, state, got lr, groups"),
         (lambda s: s["groups"].append({}), "state must have 1 groups, got 2"),
         (lambda s: s["groups"][0].pop("eps"), "group 0 must have lr, .*eps"),
         (lambda s: s["groups"][0].update(lr=-1.0), "lr must be >= 0"),
         (lambda s: s["state"].update({"7": {}}), "state must be of 2 parameters, got place '7'"),
         (lambda s: s["state"]["0"].pop("mean"), "state 0 must have step, mean, mean_square"),
+        (lambda s: s["state"]["0"].update(step=-1), "step must be >= 0"),
+        (lambda s: s.update(lr=np.nan), "lr must be >= 0 and finite, got nan"),
+        (lambda s: s["groups"][0].update(lr_ratio=np.inf), "lr_ratio must be >= 0 and finite"),
         (
             lambda s: s["state"]["0"].update(mean=np.zeros((2, 2), "float32")),
             r"mean of state 0 must have shape \(2, 3\) and dtype float32, got \(2, 2\)",
@@ -393,3 +397,41 @@ def test_a_state_that_does_not_fit_changes_nothing(change, message):
     with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(state)
     assert str(optimizer.state_dict()) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: None, "state must be a dict, got NoneType"),
+        (lambda s: {**s, "groups": None}, "groups must be a list, got NoneType"),
+        (lambda s: {**s, "lr": "fast"}, "lr must be a number, got str"),
+        (lambda s: {**s, "state": {"0": {"step": "x", "velocity": np.ones(2)}}}, "step must be a"),
+        (
+            lambda s: {**s, "state": {"0": {"step": 1, "velocity": None}}},
+            "velocity of state 0 must be an array",
+        ),
+    ],
+)
+def test_a_state_of_a_wrong_kind_changes_nothing(change, message):
+    optimizer = optim.SGD([Parameter(np.ones(2))], lr=0.1, momentum=0.5)
+    before = str(optimizer.state_dict())
+    with pytest.raises(TypeError, match=message):
+        optimizer.load_state_dict(change(optimizer.state_dict()))
+    assert str(optimizer.state_dict()) == before
+
+
+def test_settings_must_be_numbers():
+    with pytest.raises(TypeError, match="lr must be a number, got str"):
+        optim.SGD([Parameter(np.ones(2))], lr="fast")
+
+
+@cases
+def test_parameters_without_elements_are_passed_over(name):
+    _, kind, settings = CASES[name]
+    param = Parameter(np.ones((0, 3), "float32"))
+    optimizer = kind([param], **settings)
+    param.grad = np.ones((0, 3), "float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+    assert optimizer.state_dict()["state"]["0"]["step"] == 1

@@ -114,6 +114,10 @@ def test_plateau_goes_on_from_its_state():
     assert got + [second(m) for m in measures[4:]] == want
     with pytest.raises(ValueError, match="state must have best, lr, n_bad, n_resting, got lr"):
         second.load_state_dict({"lr": 1.0})
+    with pytest.raises(TypeError, match="state must be a dict, got NoneType"):
+        second.load_state_dict(None)
+    with pytest.raises(ValueError, match="n_bad must be >= 0 and finite, got -1"):
+        second.load_state_dict({**first.state_dict(), "n_bad": -1})
 
 
 @pytest.mark.parametrize(
