@@ -184,9 +184,9 @@ class CublasLt:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._new_plan(key, pointers)
-        if type(plan) is not _Plan:
-            if type(plan) is str:
-                raise Unsupported(plan)
+        if isinstance(plan, str):
+            raise Unsupported(plan)
+        if isinstance(plan, Copies):
             if copied:
                 raise Unsupported("rows more than 2 GiB apart")
             a, b = (

@@ -168,7 +168,7 @@ def try_matmul(
         pointers: tuple = ()
         if bias is not None:
             pointers = ((_cublaslt.BIAS_POINTER, _vector(library, bias, b, dtype or b.dtype)),)
-            kind += _cublaslt.BIAS
+            kind = _cublaslt.BIAS if epilogue is None else kind + _cublaslt.BIAS
             if dtype is not None and dtype != a.dtype:
                 raise Unsupported(f"a bias of {bias.dtype} for a result of {dtype}")
         if out is not None and (
@@ -255,8 +255,9 @@ def _wide(xp, x):
 def _plain(a, b, bias=None, epilogue=None, dtype=None):
     xp = namespace(a, b, bias)
     if bias is None and epilogue is None and dtype is None and is_device_array(a):
-        return xp.matmul(a, b)  # CuPy's accumulates in float32
-    out = _plain_sum(xp, a, b, bias)
+        out = xp.matmul(a, b)  # CuPy's accumulates in float32
+    else:
+        out = _plain_sum(xp, a, b, bias)
     if epilogue == "relu":
         out = xp.where(out > 0, out, xp.zeros_like(out))
     elif epilogue == "gelu":
@@ -361,7 +362,7 @@ def matmul_drelu(g: Any, b: Any, aux: Any, *, bias_grad: bool = False) -> Any:
     ld = _rounded(n, 128)
     if aux.shape != (m, ld // 8) or aux.dtype != np.uint8:
         raise ValueError(
-            f"aux must be uint8 of shape {(m, ld // 8)}, got {aux.dtype} of {aux.shape}"
+            f"aux must be uint8 of shape {(m, ld // 8)}, got {aux.dtype} of shape {aux.shape}"
         )
     found = _try_gradient(_cublaslt.DRELU, g, b, aux, ld, aux.flags.c_contiguous, bias_grad)
     if found is not None:
@@ -392,7 +393,9 @@ def matmul_dgelu(g: Any, b: Any, aux: Any, *, bias_grad: bool = False) -> Any:
     _check_matrices(g, b)
     m, n = g.shape[0], b.shape[1]
     if aux.shape != (m, n) or aux.dtype != g.dtype:
-        raise ValueError(f"aux must be {g.dtype} of {(m, n)}, got {aux.dtype} of {aux.shape}")
+        raise ValueError(
+            f"aux must be {g.dtype} of shape {(m, n)}, got {aux.dtype} of shape {aux.shape}"
+        )
     ld, rest = divmod(aux.strides[0], aux.itemsize)
     fits = rest == 0 and ld >= n and ld % 8 == 0 and aux.strides[1] == aux.itemsize
     found = _try_gradient(_cublaslt.DGELU, g, b, aux, ld, fits, bias_grad)

@@ -1,0 +1,735 @@
+"""Products through cuBLASLt: against float64, first with a stand-in on the host, then on a GPU."""
+
+import importlib
+import itertools
+import re
+import sys
+import threading
+import types
+import warnings
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import rtxarr as rx
+from rtxarr import _device, libs
+from rtxarr.libs import _cublaslt, blas
+from rtxarr.testing import assert_close
+
+FLOATS = ["float32", "float16", "bfloat16", "float64"]
+# Of a result, relative to the sum of the absolute products.
+TOLERANCE = {"float32": 3e-6, "float16": 1.5e-3, "bfloat16": 1.2e-2, "float64": 1e-14}
+# The library's tanh may be the device's approximate one.
+APPROXIMATE_TANH = 5e-4
+SIZES = [1, 2, 3, 7, 8, 16, 33, 64]
+FP8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+
+
+# ------------------------------------------------------------------------ references and cases
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu_slope(x, h=1e-5):
+    return (gelu(x + h) - gelu(x - h)) / (2 * h)
+
+
+def host(x):
+    x = _device.to_device(x, "cpu") if _device.is_device_array(x) else x
+    return np.asarray(x).astype(np.float64)
+
+
+def check(got, want, scale, epilogue=None):
+    """Compare with float64, within the rounding of sums of that ``scale``."""
+    dtype = np.dtype(got.dtype).name
+    assert got.shape == want.shape
+    error = np.abs(host(got) - want)
+    tolerance = TOLERANCE[dtype]
+    if epilogue == "gelu" and _device.is_device_array(got):
+        tolerance = max(tolerance, APPROXIMATE_TANH)
+    bound = tolerance * (scale + np.abs(want)) + (1e-5 if "16" in dtype else 1e-30)
+    assert np.all(error <= bound), f"error {np.nanmax(error / bound)} of what is allowed"
+
+
+def lay_out(array, values, way):
+    """Store matrices in memory in one of several ways, without changing what they are."""
+    if values.ndim < 2 or way == "rows":
+        return array(values)
+    *stack, rows, cols = values.shape
+    if way == "columns":
+        return array(values.swapaxes(-1, -2).copy()).swapaxes(-1, -2)
+    if way == "part of wider rows":
+        wide = np.full((*stack, rows, cols + 5), np.nan, values.dtype)
+        wide[..., 2 : cols + 2] = values
+        return array(wide)[..., 2 : cols + 2]
+    if way == "part of longer columns":
+        return lay_out(array, values.swapaxes(-1, -2), "part of wider rows").swapaxes(-1, -2)
+    if way == "rows outside stacks":
+        order = (len(stack), *range(len(stack)), len(stack) + 1)
+        return array(values.transpose(order).copy()).transpose(np.argsort(order).tolist())
+    if way == "gaps":
+        gaps = np.full((*stack, rows, 2 * cols), np.nan, values.dtype)
+        gaps[..., ::2] = values
+        return array(gaps)[..., ::2]
+    return array(values[..., ::-1, :].copy())[..., ::-1, :]
+
+
+WAYS = [
+    "rows", "rows", "columns", "columns", "part of wider rows", "part of longer columns",
+    "rows outside stacks", "gaps", "reversed",
+]  # fmt: skip
+
+
+def random_operands(rng, array, dtype):
+    """Give two operands, and the same in float64."""
+    m, n, k = rng.choice(SIZES, 3)
+    stack = [int(x) for x in rng.choice([1, 2, 3, 5], rng.integers(0, 4))]
+    if rng.random() < 0.03:
+        m = n = 0
+    if rng.random() < 0.03:
+        k = 0
+    found = []
+    for shape in ((m, k), (k, n)):
+        own = stack[rng.integers(0, len(stack) + 1) :]
+        own = [1 if rng.random() < 0.2 else x for x in own]
+        values = rng.standard_normal((*own, *shape)).astype(dtype)
+        if not own and rng.random() < 0.1:
+            values = values[0] if shape[0] == m and m else values
+        found.append((lay_out(array, values, rng.choice(WAYS)), values.astype(np.float64)))
+    (a, a64), (b, b64) = found
+    if b64.ndim == 2 and rng.random() < 0.1 and n:
+        b, b64 = b[:, 0], b64[:, 0]
+    return a, b, a64, b64
+
+
+EPILOGUES = {None: lambda x: x, "relu": lambda x: np.maximum(x, 0), "gelu": gelu}
+
+
+def poison(array, shape, dtype):
+    return array(np.full(shape, np.nan, dtype))
+
+
+def sweep(array, dtype, epilogue, n_cases, seed=0):
+    """Multiply random operands, with poisoned results, and compare."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(getattr(rx, dtype))
+    for _ in range(n_cases):
+        a, b, a64, b64 = random_operands(rng, array, dtype)
+        bias = bias64 = None
+        if b64.ndim > 1 and rng.random() < 0.5:
+            values = rng.standard_normal(b64.shape[-1]).astype(dtype)
+            bias, bias64 = array(values), values.astype(np.float64)
+        x = a64 @ b64
+        scale = np.abs(a64) @ np.abs(b64)
+        if bias is not None:
+            x, scale = x + bias64, scale + np.abs(bias64)
+        out = None
+        if x.ndim and rng.random() < 0.5:
+            wide = (*x.shape[:-1], x.shape[-1] + int(rng.integers(0, 3)))
+            out = poison(array, wide, dtype)[..., : x.shape[-1]]
+        got = blas.matmul(a, b, bias=bias, epilogue=epilogue, out=out)
+        assert out is None or got is out
+        check(got, EPILOGUES[epilogue](x), scale, epilogue)
+        assert got.dtype == dtype
+
+
+def layer_case(rng, array, dtype, shape, epilogue):
+    """Run a layer forwards and backwards; compare with float64."""
+    m, n, k = shape
+    dtype = np.dtype(getattr(rx, dtype))
+    x64, w64, bias64, g64 = (
+        rng.standard_normal(s).astype(dtype).astype(np.float64)
+        for s in ((m, k), (n, k), (n,), (m, 24))
+    )
+    v64 = rng.standard_normal((24, n)).astype(dtype).astype(np.float64)
+    x, w, bias, g, v = (array(values.astype(dtype)) for values in (x64, w64, bias64, g64, v64))
+    out, aux = blas.matmul_with_aux(x, w.T, epilogue=epilogue, bias=bias)
+    before = x64 @ w64.T + bias64
+    scale = np.abs(x64) @ np.abs(w64.T) + np.abs(bias64)
+    check(out, EPILOGUES[epilogue](before), scale, epilogue)
+    if epilogue == "gelu":
+        check(aux, before, scale)
+        slope, gradient = gelu_slope(host(aux)), blas.matmul_dgelu
+    else:
+        bits = np.unpackbits(host(aux).astype(np.uint8), axis=1, bitorder="little")[:, :n]
+        unclear = np.abs(before) <= TOLERANCE[dtype.name] * scale
+        assert np.all((bits == (before > 0)) | unclear)
+        slope, gradient = bits, blas.matmul_drelu
+    want, scale = (g64 @ v64) * slope, np.abs(g64) @ np.abs(v64)
+    if epilogue == "gelu":
+        scale = scale * 1.2
+    check(gradient(g, v, aux), want, scale, epilogue)
+    got, sums = gradient(g, v, aux, bias_grad=True)
+    check(got, want, scale, epilogue)
+    check(sums, want.sum(axis=0), scale.sum(axis=0), epilogue)
+    got, sums = blas.matmul_bias_grad(out.T, x)
+    check(got, host(out).T @ x64, np.abs(host(out)).T @ np.abs(x64))
+    check(sums, host(out).sum(axis=0), np.abs(host(out)).sum(axis=0))
+
+
+LAYERS = [(16, 8, 32), (33, 65, 17), (5, 1, 3), (2, 130, 8), (64, 256, 128), (1, 24, 16)]
+
+
+def fp8_case(rng, array, shape, formats, by_row, dtype, biased, contiguous=True):
+    m, n, k = shape
+    a8, b8 = (
+        rng.standard_normal(s).astype(np.float32).astype(FP8[name])
+        for s, name in zip(((m, k), (n, k)), formats, strict=True)
+    )
+    shapes = ((m, 1), (1, n)) if by_row else ((), (1,))
+    scales = [rng.uniform(0.5, 2, s).astype(np.float32) for s in shapes]
+    dtype = np.dtype(getattr(rx, dtype))
+    bias = rng.standard_normal(n).astype(dtype) if biased else None
+    a64 = a8.astype(np.float64) * scales[0]
+    b64 = b8.T.astype(np.float64) * scales[1]
+    b = array(b8.view(np.uint8)).T if contiguous else array(b8.view(np.uint8).T.copy())
+    got = blas.matmul_fp8(
+        array(a8.view(np.uint8)), b, formats=formats, scale_a=array(scales[0]),
+        scale_b=array(scales[1]), dtype=dtype, bias=None if bias is None else array(bias),
+    )  # fmt: skip
+    want = a64 @ b64 + (0 if bias is None else bias.astype(np.float64))
+    # The tensor cores keep some 14 bits of a sum.
+    scale = np.abs(a64) @ np.abs(b64)
+    error = np.abs(host(got) - want)
+    assert np.all(error <= 2e-4 * scale + TOLERANCE[dtype.name] * np.abs(want) + 1e-5)
+
+
+# --------------------------------------------------------- plain code, and the stand-in's host
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_plain_products(dtype, epilogue):
+    sweep(np.asarray, dtype, epilogue, 60)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_descriptors_say_what_was_asked(fake, dtype, epilogue):
+    sweep(fake.array, dtype, epilogue, 150)
+    assert len(fake.calls) > 100
+    assert set(blas.status().refused) <= {"stacks that no single step describes"}
+
+
+@pytest.mark.parametrize("epilogue", ["relu", "gelu"])
+@pytest.mark.parametrize("shape", LAYERS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_plain_layers(dtype, shape, epilogue):
+    layer_case(np.random.default_rng(1), np.asarray, dtype, shape, epilogue)
+
+
+@pytest.mark.parametrize("epilogue", ["relu", "gelu"])
+@pytest.mark.parametrize("shape", LAYERS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_layers_of_the_stand_in(fake, dtype, shape, epilogue):
+    layer_case(np.random.default_rng(1), fake.array, dtype, shape, epilogue)
+    assert len(fake.calls) >= 3
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("formats", [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e5m2", "e5m2")])
+def test_fp8(fake, formats, by_row):
+    rng = np.random.default_rng(2)
+    fp8_case(rng, np.asarray, (5, 6, 7), formats, by_row, "float32", True)
+    for array, contiguous in itertools.product((np.asarray, fake.array), (True, False)):
+        fp8_case(rng, array, (33, 32, 48), formats, by_row, "bfloat16", True, contiguous)
+        fp8_case(rng, array, (16, 16, 64), formats, by_row, "float32", False, contiguous)
+    assert len(fake.calls) == (0 if formats == ("e5m2", "e5m2") else 4)
+
+
+def test_fp8_takes_what_the_library_does_not(fake):
+    fp8_case(np.random.default_rng(2), fake.array, (8, 9, 20), ("e4m3",) * 2, True, "float16", True)
+    assert fake.calls == []
+    assert "fp8 lengths that are not multiples of 16" in blas.status().refused
+
+
+def test_wide_results_of_half_precision(fake):
+    a = np.full((2, 5), 1.001, ml_dtypes.bfloat16)
+    for array in (np.asarray, fake.array):
+        out = blas.matmul(array(a), array(a.T), dtype="float32")
+        assert out.dtype == np.float32
+        assert_close(np.asarray(out), np.full((2, 2), 5, np.float32))
+    assert len(fake.calls) == 1
+
+
+# --------------------------------------------------------------------------------------- plans
+
+
+def test_a_plan_serves_all_that_lie_alike(fake):
+    a, b = (fake.array(np.ones((8, 8), np.float32)) for _ in range(2))
+    blas.matmul(a, b)
+    plan = next(iter(blas._loaded[0]._plans.values()))
+    for _ in range(3):
+        blas.matmul(b.copy(), a.copy())
+    assert fake.asked <= 3  # host memory may be aligned differently
+    assert next(iter(blas._loaded[0]._plans.values())) is plan
+
+
+def test_plan_keys_tell_problems_apart(fake):
+    def ask(a, b, **options):
+        before = fake.asked
+        blas.matmul(a, b, **options)
+        return fake.asked - before
+
+    def aligned(shape, dtype=np.float32, offset=0):
+        # Host memory lies anywhere; here an element away from a multiple of 4096 bytes.
+        size = np.dtype(dtype).itemsize
+        bytes_ = fake.cupy.ndarray(8192 + 4096, np.uint8)
+        start = -bytes_.data.ptr % 4096 + offset * size
+        n = int(np.prod(shape)) * size
+        found = bytes_[start : start + n].view(dtype).reshape(shape)
+        found[...] = 1
+        return found
+
+    a, b = aligned((8, 8)), aligned((8, 8))
+    assert ask(a, b) == 1
+    assert ask(aligned((8, 8)), aligned((8, 8))) == 0
+    assert ask(a, b.T) == 1
+    assert ask(a, b, tf32=True) == 1
+    assert ask(a, b, epilogue="relu") == 1
+    assert ask(a, b, bias=aligned((8,))) == 1
+    assert ask(a, b, out=aligned((8, 8))) == 1
+    assert ask(a, aligned((8, 8), offset=1)) == 1
+    assert fake.preference[5] == fake.preference[8] == 4
+    assert ask(aligned((4, 8)), b) == 1
+    assert ask(aligned((8, 8), np.float16), aligned((8, 8), np.float16)) == 1
+    assert fake.preference[5] == 256
+    assert ask(a, b) == 0
+
+
+def test_strict_float32_unless_asked(fake, settings):
+    a = fake.array(np.ones((4, 4), np.float32))
+
+    def compute(**options):
+        blas.matmul(a, a, **options)
+        return fake.calls[-1][0][-2]
+
+    assert compute() == 68
+    assert compute(tf32=True) == 77
+    blas.allow_tf32(True)
+    assert compute() == 77
+    assert compute(tf32=False) == 68
+    blas.matmul(a.astype(np.float64), a.astype(np.float64))
+    assert fake.calls[-1][0][-2] == 70
+
+
+@pytest.mark.parametrize(
+    ("version", "k", "split"), [(130000, 9, 1), (130000, 8, 2), (130800, 9, 2)]
+)
+def test_splits_that_lose_part_of_a_sum_are_passed_over(fake, version, k, split):
+    fake.version, fake.split = version, 2
+    a = fake.array(np.ones((k, k), np.float32))
+    blas.matmul(a, a)
+    plan = next(iter(blas._loaded[0]._plans.values()))
+    assert (plan.algo - plan.results.ctypes.data) // 96 == (0 if split == 2 else 1)
+
+
+def test_plans_are_forgotten_in_order(fake, monkeypatch):
+    monkeypatch.setattr(_cublaslt, "_MAX_PLANS", 3)
+    for n in range(1, 8):
+        blas.matmul(*[fake.array(np.ones((n, n), np.float32))] * 2)
+    assert [key[4][0] for key in blas._loaded[0]._plans] == [5, 6, 7]
+
+
+def test_streams_do_not_share_a_workspace(fake):
+    library = blas._library()
+    first = library.workspace(0, 11)
+    assert library.workspace(0, 11) == first
+    assert len({first, library.workspace(0, 12), library.workspace(1, 11)}) == 3
+    own = fake.cupy.ndarray(blas.WORKSPACE_BYTES, np.uint8)
+    with blas.use_workspace(own):
+        assert library.workspace(0, 11) == own.data.ptr
+        found = []
+        thread = threading.Thread(target=lambda: found.append(library.workspace(0, 11)))
+        thread.start()
+        thread.join()
+        assert found == [first]
+    assert library.workspace(0, 11) == first
+    with pytest.raises(ValueError, match="buffer must hold 33554432 bytes, got 8"):
+        blas.use_workspace(own[:8]).__enter__()
+
+
+def test_autotuning_keeps_the_fastest(fake, settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
+    blas.autotune(True)
+    fake.cupy.times = iter([2.0, 1.0])
+    fake.split = 3
+    a = fake.array(np.ones((9, 9), np.float32))
+    assert_close(np.asarray(blas.matmul(a, a)), np.full((9, 9), 9, np.float32))
+    assert len(list(tmp_path.iterdir())) == 1
+    tuned = next(iter(blas._loaded[0]._plans.values()))
+    assert tuned.algo == tuned.results.ctypes.data + 96
+    blas._loaded[0]._plans.clear()
+    # The stand-in for the timer has no more times: this comes from disk.
+    assert_close(np.asarray(blas.matmul(a, a)), np.full((9, 9), 9, np.float32))
+    found = next(iter(blas._loaded[0]._plans.values())).results
+    assert found["algo"][0, 1] == 1
+
+
+# ----------------------------------------------------------------------------------- fallbacks
+
+
+def test_a_missing_library_warns_once(clean, capsys):
+    a = np.ones((2, 3), np.float32).view(clean.ndarray)
+    want = re.escape(
+        "matrix products run through CuPy: nvmath-python is not installed; "
+        "pip install --upgrade 'nvmath-python[cu13]'"
+    )
+    with pytest.warns(RuntimeWarning, match=want):
+        out = blas.matmul(a, a.T)
+    assert_close(np.asarray(out), np.full((2, 2), 3, np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert blas.try_matmul(a, a.T) is None
+        blas.matmul_with_aux(a, a.T, epilogue="relu")
+        blas.matmul_bias_grad(a, a.T)
+        blas.prepare()
+        with blas.use_workspace(types.SimpleNamespace(nbytes=blas.WORKSPACE_BYTES)):
+            pass
+    libs.show()
+    assert re.match(r"matrix products: CuPy \(nvmath-python is not", capsys.readouterr().out)
+
+
+def test_an_old_library_is_not_used(fake):
+    fake.version = 110900
+    a = fake.array(np.ones((2, 2), np.float32))
+    with pytest.warns(RuntimeWarning, match=r"cuBLASLt 11.9.0 is older than 12.0.*pip install"):
+        assert blas.try_matmul(a, a) is None
+
+
+def test_bindings_that_do_not_import(fake, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
+    a = fake.array(np.ones((2, 2), np.float32))
+    with pytest.warns(RuntimeWarning, match="nvmath-python"):
+        assert blas.try_matmul(a, a) is None
+
+
+def test_show_counts_what_went_elsewhere(fake, capsys):
+    def refuse(*args):
+        raise fake.cuBLASLtError("not supported")
+
+    a = fake.array(np.ones((2, 2), np.int32))
+    for _ in range(2):
+        assert_close(np.asarray(blas.matmul(a, a)), np.full((2, 2), 2, np.int32))
+    fake.matmul_algo_get_heuristic = refuse
+    b = fake.array(np.ones((2, 2), np.float32))
+    assert_close(np.asarray(blas.matmul(b, b)), np.full((2, 2), 2, np.float32))
+    blas.matmul(b[:0], b)  # nothing to do, so nothing to count
+    libs.show()
+    assert capsys.readouterr().out.splitlines() == [
+        "matrix products: cuBLASLt 13.0.0, through nvmath-python 1.0.0",
+        "    2 by CuPy: dtypes int32 and int32",
+        "    1 by CuPy: no algorithm for float32 with epilogue 1 (not supported)",
+    ]
+
+
+def test_show_without_a_gpu(clean, capsys, monkeypatch):
+    monkeypatch.setattr(_device, "devices", lambda: ["cpu"])
+    libs.show()
+    assert capsys.readouterr().out == "matrix products: CuPy (no GPU that CuPy can use)\n"
+
+
+def test_refusals_when_started(fake, monkeypatch):
+    a = fake.array(np.ones((2, 2), np.float32))
+    library = blas._library()
+
+    def fail(*args):
+        raise fake.cuBLASLtError("not now")
+
+    monkeypatch.setattr(library, "_matmul", fail)
+    assert_close(np.asarray(blas.matmul(a, a)), np.full((2, 2), 2, np.float32))
+    assert dict(blas.status().refused) == {"refused when started: not now": 1}
+    monkeypatch.setattr(fake.cuBLASLtError, "status", 13)
+    with pytest.raises(RuntimeError, match="cuBLASLt failed: not now"):
+        blas.matmul(a.T, a)
+
+
+def test_arrays_of_another_device(fake):
+    a = fake.array(np.ones((2, 2), np.float32))
+    a.device_id = 1
+    assert blas.try_matmul(a, a) is None
+    assert list(blas.status().refused) == ["an array that is not on the current device"]
+
+
+def test_results_that_overlap_operands(fake):
+    a = fake.array(np.arange(4, dtype=np.float32).reshape(2, 2))
+    want = np.asarray(a @ a)
+    assert blas.matmul(a, a, out=a) is a
+    assert_close(np.asarray(a), want)
+    assert fake.calls == []
+
+
+def test_the_namespace_multiplies_through_the_library(fake, monkeypatch):
+    for room in ("_linalg", "_linear"):
+        module = importlib.import_module(f"rtxarr.ops.{room}")
+        monkeypatch.setattr(module, "is_device_array", blas.is_device_array)
+    rng = np.random.default_rng(0)
+    x, w, bias = (rng.standard_normal(s).astype(np.float32) for s in ((2, 5, 7), (3, 7), (3,)))
+    tensors = [rx.Tensor(fake.array(v), requires_grad=True) for v in (x, w, bias)]
+    out = rx.linear(*tensors)
+    assert len(fake.calls) == 1
+    assert fake.calls[0][0][7] == 4  # the bias is added by the library
+    check(out.data, x.astype(np.float64) @ w.T + bias, 10)
+    out.backward(fake.array(np.ones(out.shape, np.float32)))
+    assert len(fake.calls) == 3
+    check(tensors[0].grad, np.broadcast_to(w.sum(axis=0, dtype=np.float64), x.shape), 10)
+    check(tensors[1].grad, np.broadcast_to(x.sum(axis=(0, 1), dtype=np.float64), w.shape), 30)
+    # What the library refuses comes from the array library, with the bias added after it.
+    monkeypatch.setattr(blas._library(), "run", lambda *args: refuse())
+    check(rx.linear(*tensors).data, host(out.data), 10)
+
+
+def refuse():
+    raise _cublaslt.Unsupported("no")
+
+
+@pytest.mark.parametrize("fake_arrays", [False, True])
+def test_bad_arguments(fake, fake_arrays):
+    array = fake.array if fake_arrays else np.asarray
+    a = array(np.ones((2, 3), np.float32))
+    b = array(np.ones((3, 4), np.float32))
+    with pytest.raises(ValueError, match="epilogue must be 'relu', 'gelu' or None, got 'silu'"):
+        blas.matmul(a, b, epilogue="silu")
+    with pytest.raises(ValueError, match="epilogue must be 'relu' or 'gelu', got None"):
+        blas.matmul_with_aux(a, b, epilogue=None)
+    with pytest.raises(ValueError, match=r"operands must have shapes \(m, k\) and \(k, n\)"):
+        blas.matmul_bias_grad(a, a)
+    for out in (np.ones((4, 2), np.float32), np.ones((2, 4), np.float64)):
+        with pytest.raises(ValueError, match=r"out must be float32 of shape \(2, 4\), got"):
+            blas.matmul(a, b, out=array(out))
+    with pytest.raises(ValueError, match=r"aux must be uint8 of shape \(2, 16\), got float32"):
+        blas.matmul_drelu(a, b, b)
+    with pytest.raises(ValueError, match=r"aux must be float32 of shape \(2, 4\), got float32"):
+        blas.matmul_dgelu(a, b, b)
+    with pytest.raises(TypeError, match="a and b must be uint8, got float32 and float32"):
+        blas.matmul_fp8(a, b)
+    a8, b8 = (array(np.ones(s, np.uint8)) for s in ((2, 3), (3, 4)))
+    with pytest.raises(
+        ValueError, match=r"scale_a must be float32 of shape \(\), \(1,\) or \(2, 1\)"
+    ):
+        blas.matmul_fp8(a8, b8, scale_a=a)
+    with pytest.raises(ValueError, match="formats must be"):
+        blas.matmul_fp8(a8, b8, formats=("e4m3", "e3m4"))
+
+
+def test_a_bias_of_the_wrong_shape(fake):
+    a = fake.array(np.ones((2, 2), np.float32))
+    with pytest.raises(ValueError, match=r"bias must have shape \(2,\), got \(3,\)"):
+        blas.matmul(a, a, bias=fake.array(np.ones(3, np.float32)))
+
+
+# ---------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.fixture(scope="module")
+def cupy():
+    found = pytest.importorskip("cupy")
+    pytest.importorskip("nvmath")
+    return found
+
+
+@pytest.fixture
+def served(cupy):
+    """Fail when a product that cuBLASLt should take went to CuPy."""
+    before = blas.status().refused.copy()
+    yield cupy
+    reasons = blas.status().refused - before
+    allowed = ("stacks that no single step",)
+    assert [r for r in reasons if not r.startswith(allowed)] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gpu_products(cupy, dtype, epilogue):
+    before = blas.status().refused.copy()
+    sweep(cupy.asarray, dtype, epilogue, 150, seed=5)
+    reasons = blas.status().refused - before
+    if dtype != "float64":  # it may have no epilogues
+        assert [r for r in reasons if r != "stacks that no single step describes"] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("epilogue", ["relu", "gelu"])
+@pytest.mark.parametrize("shape", [*LAYERS, (512, 1024, 256)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_gpu_layers(cupy, dtype, shape, epilogue):
+    layer_case(np.random.default_rng(1), cupy.asarray, dtype, shape, epilogue)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("formats", [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
+def test_gpu_fp8(cupy, formats, by_row):
+    rng = np.random.default_rng(2)
+    for shape in ((16, 16, 16), (33, 32, 48), (128, 256, 512), (8, 9, 20)):
+        for dtype, biased in (("bfloat16", True), ("bfloat16", False), ("float32", False)):
+            fp8_case(rng, cupy.asarray, shape, formats, by_row, dtype, biased)
+    fp8_case(rng, cupy.asarray, (64, 32, 48), formats, by_row, "float16", False, contiguous=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(1024, 768, 4096), (4096, 8, 4096), (8, 4096, 8192 + 8)])
+def test_gpu_larger_products(served, dtype, shape):
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    a, b = (
+        rng.standard_normal(s).astype(np.float32).astype(getattr(rx, dtype))
+        for s in ((m, k), (k, n))
+    )
+    got = blas.matmul(served.asarray(a), served.asarray(b))
+    a, b = (x.astype(np.float32) for x in (a, b))
+    want = served.asarray(a, dtype="float64") @ served.asarray(b, dtype="float64")
+    # Errors of sums are far smaller than the sum of the absolute values.
+    check(got, served.asnumpy(want), np.full((m, n), 4 * np.sqrt(k)))
+
+
+@pytest.mark.gpu
+def test_gpu_float32_is_strict(served, settings):
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((512, 512)).astype(np.float32)
+    want = a.astype(np.float64) @ a
+    x = served.asarray(a)
+
+    def error(**options):
+        return np.abs(host(blas.matmul(x, x, **options)) - want).max()
+
+    strict = error()
+    assert strict < 2e-4 < error(tf32=True) < 0.2
+    blas.allow_tf32(True)
+    assert error() > strict
+    assert error(tf32=False) == strict
+
+
+@pytest.mark.gpu
+def test_gpu_many_small_matrices(served):
+    a = served.arange(70000 * 16, dtype="float32").reshape(70000, 4, 4) % 7
+    got = blas.try_matmul(a, a)
+    if got is not None:
+        assert_close(got, served.asnumpy(a) @ served.asnumpy(a), exact=True)
+
+
+@pytest.mark.gpu
+def test_gpu_more_elements_than_an_int32_counts(served):
+    a = served.zeros((70000, 40000), dtype=rx.bfloat16)
+    ones = served.asarray(np.ones((40000, 8), rx.bfloat16))
+    a[-1], a[0] = ones[:, 0], ones[:, 0] + ones[:, 0]
+    got = host(blas.matmul(a, ones))
+    assert np.all(got[-1] == float(rx.bfloat16(40000))) and np.all(got[0] == 2 * got[-1])
+    assert not got[1:-1].any()
+    # Rows further apart than 2 GiB.
+    thin = served.zeros((3, 2**31 // 2), dtype=rx.bfloat16)[:, :64]
+    thin[...] = ones[:3, :1]
+    assert np.all(host(blas.matmul(thin, thin.T)) == 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_gpu_results_repeat_to_the_bit(served, dtype):
+    rng = np.random.default_rng(0)
+    x, w, bias = (
+        served.asarray(rng.standard_normal(s).astype(np.float32).astype(getattr(rx, dtype)))
+        for s in ((96, 8192), (80, 8192), (80,))
+    )
+    first = None
+    for _ in range(5):
+        out, aux = blas.matmul_with_aux(x, w.T, epilogue="gelu", bias=bias)
+        both = (out, aux, *blas.matmul_dgelu(x, w.T, aux, bias_grad=True))
+        both += blas.matmul_bias_grad(out.T, x)
+        bits = [served.asnumpy(part).tobytes() for part in both]
+        first = first or bits
+        assert bits == first
+
+
+@pytest.mark.gpu
+def test_gpu_capture_and_replay(served):
+    rng = np.random.default_rng(0)
+    x, w, bias = (
+        served.asarray(rng.standard_normal(s).astype(np.float32)).astype(rx.bfloat16)
+        for s in ((64, 96), (128, 96), (128,))
+    )
+    c, d = (served.empty((64, n), dtype=rx.bfloat16) for n in (128, 64))
+    bad_c, bad_d = (poison(served.asarray, x.shape, x.dtype) for x in (c, d))
+    own = served.empty(blas.WORKSPACE_BYTES, dtype="uint8")
+
+    def step():
+        blas.matmul(x, w.T, bias=bias, epilogue="gelu", out=c)
+        blas.matmul(c, c.T, out=d)
+
+    served.cuda.Device().synchronize()
+    stream = served.cuda.Stream(non_blocking=True)
+    with stream, blas.use_workspace(own):
+        step()
+        stream.synchronize()
+        stream.begin_capture()
+        step()
+        graph = stream.end_capture()
+    for seed in range(3):
+        new = np.random.default_rng(seed).standard_normal((64, 96)).astype(np.float32)
+        x[...] = served.asarray(new).astype(rx.bfloat16)
+        step()
+        want = served.asnumpy(d)
+        c[...], d[...] = bad_c, bad_d
+        served.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        assert_close(d, want, exact=True)
+
+
+@pytest.mark.gpu
+def test_gpu_threads_do_not_mix_their_biases(served):
+    x = served.zeros((64, 64), dtype="float32")
+    wrong = []
+
+    def work(number):
+        bias = served.full(64, number, dtype="float32")
+        served.cuda.Device().synchronize()
+        with served.cuda.Stream(non_blocking=True) as stream:
+            outs = [blas.matmul(x, x, bias=bias) for _ in range(300)]
+            stream.synchronize()
+            wrong.extend(number for out in outs if not bool((out == number).all()))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("function", ["matmul", "stacked", "linear"])
+def test_gpu_gradients(served, function, dtype):
+    rng = np.random.default_rng(3)
+    x, w, bias = (
+        rng.standard_normal(s).astype(getattr(rx, dtype)) for s in ((4, 9, 7), (5, 7), (5,))
+    )
+    call = {
+        "matmul": lambda x, w, bias: rx.matmul(x[0], w.T) + bias,
+        "stacked": lambda x, w, bias: rx.matmul(x, w.T) + bias,
+        "linear": rx.linear,
+    }[function]
+    found = []
+    for array in (served.asarray, lambda v: v.astype(np.float64)):
+        tensors = [rx.Tensor(array(v), requires_grad=True) for v in (x, w, bias)]
+        rx.sum(call(*tensors) ** 2).backward()
+        found.append([t.grad for t in tensors])
+    for got, want in zip(*found, strict=True):
+        check(got, host(want), np.full(want.shape, 30 * np.abs(host(want)).mean()))
+
+
+@pytest.mark.gpu
+def test_gpu_autotuning(served, settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
+    blas.autotune(True)
+    a = served.asarray(np.random.default_rng(0).standard_normal((304, 304)).astype(np.float32))
+    want = host(a) @ host(a)
+    for _ in range(2):
+        check(blas.matmul(a, a), want, np.abs(want) + 30)
+        assert len(list(tmp_path.iterdir())) == 1
+        blas._loaded[0]._plans.clear()
