@@ -214,6 +214,22 @@ def test_change_of_a_complex_tensor_through_its_parts_is_noticed():
             z.backward()
 
 
+def test_assign_writes_into_a_scalar_that_others_look_at(device):
+    x = rx.Tensor(rx.asarray(1.0))
+    view = x.detach()
+    x.assign(rx.asarray(2.0))
+    assert_close(view.data, 2.0)
+    assert_close(rx.Tensor(np.float64(1.0)).assign(np.float64(2.0)).data, 2.0)
+
+
+def test_what_is_no_array_is_refused_as_value_and_gradient():
+    x = leaf([1.0])
+    with pytest.raises(TypeError, match="value must be an array or Tensor, got float"):
+        x.assign(3.0)
+    with pytest.raises(TypeError, match="grad must be an array or Tensor, got list"):
+        x.grad = [1.0]
+
+
 def test_parameter_updated_between_forward_and_backward(device):
     w = leaf([1.0, 2.0])
     z = rx.sum(w * w)
