@@ -257,7 +257,7 @@ def _default_device() -> Device:
             raise ValueError(f"RTXARR_DEVICE: {error}") from None
         why = "RTXARR_DEVICE"
     else:
-        chosen = Device("cuda", 0) if _gpu_count() else _CPU
+        chosen = device("auto")
         why = "automatic" if _gpu_count() else "automatic: no GPU that CuPy can use"
     _log.info("device: %r (%s)", chosen, why)
     return chosen
