@@ -249,7 +249,7 @@ def _is_cupy_device(x: Any) -> bool:
 @functools.cache
 def _default_device() -> Device:
     """Choose once: ``RTXARR_DEVICE``, else the first GPU, else the CPU; and say which."""
-    spec = os.environ.get("RTXARR_DEVICE", "auto")
+    spec = os.environ.get("RTXARR_DEVICE") or "auto"  # set to nothing is not set
     if spec != "auto":
         try:
             chosen = device(spec)

@@ -186,6 +186,7 @@ rtxarr.random.Generator(0).uniform(3)
 print([name for name in ("cupy", "numba", "cuda", "scipy") if name in sys.modules])
 """
     assert run_python(code, RTXARR_DEVICE="auto") == "[]\n"
+    assert run_python(code, RTXARR_DEVICE="") == "[]\n"
 
 
 def test_device_of():
