@@ -558,6 +558,36 @@ def test_an_async_function_is_no_block():
         rx.no_grad(f)
 
 
+def test_blocks_may_end_out_of_turn():
+    def block():
+        with rx.no_grad():
+            yield
+
+    first, second = block(), block()
+    next(first), next(second)
+    first.close()
+    assert not rx.is_recording()
+    second.close()
+    assert rx.is_recording()
+
+
+def test_a_block_that_ends_in_another_thread_changes_nothing_there():
+    seen = []
+
+    def begin():
+        block = rx.no_grad()
+        block.__enter__()
+        seen.append(block)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    with rx.no_grad():
+        seen[0].__exit__(None, None, None)
+        assert not rx.is_recording()
+    assert rx.is_recording()
+
+
 def test_one_block_can_be_used_by_several_threads():
     off, inside, leave = rx.no_grad(), threading.Event(), threading.Event()
 
