@@ -238,6 +238,19 @@ def test_parameter_updated_between_forward_and_backward(device):
         z.backward()
 
 
+def test_changed_variadic_argument_is_refused():
+    @rx.custom_op
+    def product(*factors):
+        return factors[0] * factors[1]
+
+    product.defvjp(lambda g, factors: (g * factors[1], g * factors[0]))
+    x, y = leaf([1.0, 2.0]), rx.Tensor(np.array([3.0, 4.0]))
+    z = rx.sum(product(x, y))
+    y[0] = 7.0
+    with pytest.raises(RuntimeError, match="changed in place"):
+        z.backward()
+
+
 def test_saved_output_then_overwritten_gives_the_right_value(device):
     x = leaf(1.0)
     y = rx.exp(x)
