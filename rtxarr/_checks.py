@@ -13,16 +13,18 @@ _state = _State()
 
 @contextmanager
 def check_values():
-    """Check index ranges and row pointers in a ``with`` block, reading them to the host.
+    """Check index ranges and row pointers on a GPU too, in a ``with`` block, by reading them.
 
     Examples
     --------
     >>> import rtxarr as rx
-    >>> with rx.testing.check_values():
-    ...     rx.scatter_add(rx.ones(2, device="cpu"), rx.asarray([0, 5], device="cpu"), 3)
-    Traceback (most recent call last):
-        ...
-    IndexError: index must lie in [0, 3), got values from 0 to 5
+    >>> values, index = rx.ones(2), rx.asarray([0, 5])
+    >>> try:
+    ...     with rx.testing.check_values():
+    ...         rx.scatter_add(values, index, 3)
+    ... except IndexError as error:
+    ...     print(error)
+    index must lie in [0, 3), got values from 0 to 5
     """
     before = _state.enabled
     _state.enabled = True

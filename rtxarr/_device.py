@@ -249,7 +249,7 @@ def _is_cupy_device(x: Any) -> bool:
 @functools.cache
 def _default_device() -> Device:
     """Choose once: ``RTXARR_DEVICE``, else the first GPU, else the CPU; and say which."""
-    spec = os.environ.get("RTXARR_DEVICE", "auto")
+    spec = os.environ.get("RTXARR_DEVICE") or "auto"  # set to nothing is not set
     if spec != "auto":
         try:
             chosen = device(spec)
@@ -257,7 +257,7 @@ def _default_device() -> Device:
             raise ValueError(f"RTXARR_DEVICE: {error}") from None
         why = "RTXARR_DEVICE"
     else:
-        chosen = Device("cuda", 0) if _gpu_count() else _CPU
+        chosen = device("auto")
         why = "automatic" if _gpu_count() else "automatic: no GPU that CuPy can use"
     _log.info("device: %r (%s)", chosen, why)
     return chosen

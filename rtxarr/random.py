@@ -20,7 +20,7 @@ import functools
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,6 +132,8 @@ class Generator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from where the generator was when it gave ``state``."""
         expected = {"algorithm", "key", "stream", "offset", "spawned"}
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be a dict, got {type(state).__name__}")
         if set(state) != expected:
             raise ValueError(f"state must have the keys {sorted(expected)}, got {sorted(state)}")
         if state["algorithm"] != _ALGORITHM:
@@ -203,7 +205,7 @@ class Generator:
         array of ``dtype``, shape ``shape``
         """
         dtype = _float_dtype(dtype)
-        low, high = float(low), float(high)
+        low, high = _real("low", low), _real("high", high)
         if not (low < high and math.isfinite(high - low)):
             raise ValueError(f"low must be less than high, both finite, got {low} and {high}")
         first, last = _round_inward(low, dtype, up=True), _round_inward(high, dtype, up=False)
@@ -275,7 +277,8 @@ class Generator:
         array of ``dtype``, shape ``shape``
         """
         dtype = _float_dtype(dtype)
-        mean, std, low, high = _finite("mean", mean), _finite("std", std), float(low), float(high)
+        mean, std = _finite("mean", mean), _finite("std", std)
+        low, high = _real("low", low), _real("high", high)
         if std <= 0:
             raise ValueError(f"std must be positive, got {std}")
         if not low < high:
@@ -371,7 +374,7 @@ class Generator:
         if shape is not None or device is not None:
             raise ValueError("shape and device must be left out when p is an array")
         if isinstance(p, np.ndarray) and not ((p >= 0) & (p <= 1)).all():
-            raise ValueError("p must lie in [0, 1]")
+            raise ValueError(f"p must lie in [0, 1], got values from {p.min()} to {p.max()}")
         return self.uniform(p.shape, device=_device.device_of(p)) < p
 
     def dropout_mask(self, shape: int | tuple[int, ...], rate: float, *, device: Any = None) -> Any:
@@ -598,15 +601,22 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return tuple(_integer("shape", size, 0, 2**63) for size in sizes)
 
 
+def _real(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
+
+
 def _finite(name: str, value: Any) -> float:
-    number = float(value)
+    number = _real(name, value)
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite, got {number}")
     return number
 
 
 def _probability(name: str, value: Any) -> float:
-    number = float(value)
+    number = _real(name, value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{name} must lie in [0, 1], got {number}")
     return number

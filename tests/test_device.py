@@ -186,6 +186,7 @@ rtxarr.random.Generator(0).uniform(3)
 print([name for name in ("cupy", "numba", "cuda", "scipy") if name in sys.modules])
 """
     assert run_python(code, RTXARR_DEVICE="auto") == "[]\n"
+    assert run_python(code, RTXARR_DEVICE="") == "[]\n"
 
 
 def test_device_of():
@@ -598,6 +599,7 @@ def test_launch_is_captured_in_a_graph(kernel_globals):
         xp = namespace()
         x, out = xp.ones(1000, dtype=xp.float32), xp.zeros(1000, dtype=xp.float32)
         _device.launch(add, 1000, (x, x, out))
+        _device.synchronize()  # the new stream does not wait for the default one
         with _device.stream() as stream:
             stream.begin_capture()
             _device.launch(add, 1000, (x, out, out))

@@ -55,8 +55,12 @@ class _Recorded:
         self.single = isinstance(argnums, int)
         positions = [argnums] if self.single else list(argnums)
         for p in positions:
+            if not isinstance(p, int):
+                raise TypeError(f"argnums must be an int or a tuple of them, got {argnums!r}")
             if not -len(args) <= p < len(args):
                 raise ValueError(f"argnums names argument {p}, but {len(args)} were given")
+        if len({p % len(args) for p in positions}) < len(positions):
+            raise ValueError(f"argnums must not name an argument twice, got {argnums}")
         self.tracked_outside = is_recording()
         args = list(args)
         self.inputs, self.originals, self.structures = [], [], []

@@ -15,7 +15,7 @@ class _State(threading.local):
     recomputing = False  # a checkpointed call is being repeated
 
     def __init__(self):
-        self.previous: list[int] = []  # modes to go back to, one for each block begun
+        self.blocks: list[tuple[_Recording, int]] = []  # those begun, and the mode before each
 
 
 state = _State()
@@ -37,12 +37,21 @@ class _Recording:
         self._on = on
 
     def __enter__(self):
-        state.previous.append(state.mode)
+        state.blocks.append((self, state.mode))
         state.mode = _recording_mode() if self._on else OFF
         return self
 
     def __exit__(self, *exc):
-        state.mode = state.previous.pop()
+        blocks = state.blocks
+        if blocks and blocks[-1][0] is self:
+            state.mode = blocks.pop()[1]
+            return False
+        # Of a generator that ends out of turn, or in another thread (where it changes nothing).
+        for i in range(len(blocks) - 2, -1, -1):
+            if blocks[i][0] is self:
+                blocks[i + 1] = (blocks[i + 1][0], blocks[i][1])
+                del blocks[i]
+                break
         return False
 
     def __call__(self, function):

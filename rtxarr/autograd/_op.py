@@ -149,6 +149,7 @@ class _Plan:
         body = "".join(source + ", " for source in self._sources)
         self.save = eval(f"lambda raw, out, static: ({body})", self._environment)
         self.guarded = [i for i in self.inputs if isinstance(i, int)]
+        self.guards_all = op.variadic is not None and op.variadic in self.inputs
         self.saves_out = "out" in self.inputs
 
     def _compile(self, rule, needs=None):
@@ -232,7 +233,7 @@ def apply(op: Op, args, kwargs):
     if tracked and mode is not OFF and (several or is_inexact(out.dtype)):
         plan = op.plans.get(tracked) or op.plan(tracked)
         guards = []
-        for index in plan.guarded:
+        for index in range(len(args)) if plan.guards_all else plan.guarded:
             arg = args[index]
             if isinstance(arg, Tensor):
                 counter = arg.store

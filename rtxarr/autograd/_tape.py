@@ -170,13 +170,20 @@ class Tensor:
         if type(self.node) is not Leaf:
             raise RuntimeError("grad can only be set on a leaf that requires_grad")
         if value is not None:
-            value = value.data if isinstance(value, Tensor) else value
-            if value.shape != self.shape or value.dtype != self.dtype:
-                raise ValueError(
-                    f"grad must have shape {self.shape} and dtype {self.dtype}, got "
-                    f"{value.shape} and {value.dtype}"
-                )
+            value = self._fitting("grad", value)
         self.node.grad = value
+
+    def _fitting(self, name, value):
+        """Give the raw array of ``value``, which must have this tensor's shape and dtype."""
+        value = raw(value)
+        if not _device.is_array(value):
+            raise TypeError(f"{name} must be an array or Tensor, got {type(value).__name__}")
+        if value.shape != self.shape or value.dtype != self.dtype:
+            raise ValueError(
+                f"{name} must have shape {self.shape} and dtype {self.dtype}, got {value.shape} "
+                f"and {value.dtype}"
+            )
+        return value
 
     def backward(self, grad=None, *, retain_graph: bool = False) -> None:
         """Add the gradient of this tensor to the ``grad`` of every leaf it came from.
@@ -210,17 +217,11 @@ class Tensor:
         ----------
         value : array or Tensor, shape and dtype of this tensor
         """
-        value = value.data if isinstance(value, Tensor) else value
-        data = self.data
-        if value.shape != data.shape or value.dtype != data.dtype:
-            raise ValueError(
-                f"value must have shape {data.shape} and dtype {data.dtype}, got {value.shape} "
-                f"and {value.dtype}"
-            )
-        if data.shape == ():
-            self.data = _device.namespace(data).asarray(value, copy=True)
+        value = self._fitting("value", value)
+        if isinstance(self.data, np.generic):  # cannot be written into
+            self.data = np.asarray(value).copy()
         else:
-            data[...] = value
+            self.data[...] = value
         mark_changed(self)
         return self
 

@@ -36,6 +36,14 @@ _NEW = """
 _FLOAT = "float64"
 
 
+def _numeric(name, device, shape, *args, dtype):
+    """Call :func:`_create`, refusing dtypes of objects, text and dates."""
+    made = _create(name, device, shape, *args, dtype=dtype)
+    if made.dtype.kind in "OSUMm":
+        raise TypeError(f"dtype must be of numbers or bools, got {made.dtype}")
+    return made
+
+
 def _create(name, device, *args, **options):
     """Call the creation function ``name`` of the namespace of ``device`` (None: the current)."""
     if device is None:
@@ -123,7 +131,7 @@ def from_dlpack(x, /, *, device=None, copy=None):
 
 def _shaped(name, summary):
     def function(shape, *, dtype=None, device=None):
-        return _create(name, device, shape, dtype=dtype)
+        return _numeric(name, device, shape, dtype=dtype)
 
     return _documented(function, name, summary, "shape : int or tuple of int", _FLOAT)
 
@@ -140,7 +148,7 @@ empty = _shaped("empty", "Make an array without setting it.")
 
 
 def full(shape, fill_value, *, dtype=None, device=None):
-    return _create("full", device, shape, raw(fill_value), dtype=dtype)
+    return _numeric("full", device, shape, raw(fill_value), dtype=dtype)
 
 
 def arange(start, /, stop=None, step=1, *, dtype=None, device=None):

@@ -21,7 +21,7 @@ from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import conj, imag, real, where
 from rtxarr.ops._half import rounded_once
-from rtxarr.ops._inverse import default_rtol, solve
+from rtxarr.ops._inverse import checked_rtol, solve
 from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import concat
 from rtxarr.ops._matrix import (
@@ -325,7 +325,7 @@ def matrix_rank(x, /, *, rtol=None):
     values = xp.linalg.svdvals(x)
     if values.shape[-1] == 0:
         return xp.count_nonzero(values, axis=-1)
-    rtol = default_rtol(x) if rtol is None else rtol
+    rtol = checked_rtol(x, rtol)
     limit = values[..., :1] * xp.asarray(rtol, dtype=values.dtype)[..., None]
     return xp.count_nonzero(values > limit, axis=-1)
 

@@ -11,6 +11,7 @@ from rtxarr import _device, dtypes
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
+from rtxarr.ops._check import check_number
 from rtxarr.ops._elementwise import conj
 from rtxarr.ops._half import widen
 from rtxarr.ops._manipulate import listed_axes, normalize_axes, pad, roll
@@ -145,6 +146,9 @@ def frequencies(name, n, d, dtype, device):
     """Create sample frequencies on the current device, or on ``device``."""
     if not isinstance(n, (int, np.integer)) or n < 1:
         raise ValueError(f"n must be an int of at least 1, got {n!r}")
+    check_number("d", d)
+    if d == 0:
+        raise ValueError("d must not be 0")
     with _device.device(device):
         xp = _device.namespace()
         return xp.astype(getattr(xp.fft, name)(n, d=d), dtype or xp.float64, copy=False)

@@ -164,7 +164,7 @@ def take_along_axis(x, indices, /, *, axis=-1):
     return namespace(x).take_along_axis(x, indices, axis=axis)
 
 
-def _along_axis_key(xp, indices, x_shape, axis):
+def along_axis_key(xp, indices, x_shape, axis):
     """Give the index tuple that ``take_along_axis`` stands for."""
     key = []
     for i, n in enumerate(x_shape):
@@ -179,7 +179,7 @@ def _along_axis_key(xp, indices, x_shape, axis):
 
 def _take_along_rule(g, indices, x_shape, axis):
     xp = namespace(indices)
-    key = _along_axis_key(xp, indices, x_shape, axis % len(x_shape))
+    key = along_axis_key(xp, indices, x_shape, axis % len(x_shape))
     return _index_add_zeros(g, key, x_shape)
 
 

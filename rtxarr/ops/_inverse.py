@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from rtxarr import dtypes
-from rtxarr._device import namespace
+from rtxarr._device import is_array, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
+from rtxarr.ops._check import check_number
 from rtxarr.ops._elementwise import conj, imag, where
 from rtxarr.ops._half import rounded_once
 from rtxarr.ops._linalg import matmul
@@ -173,6 +174,15 @@ def _slogdet_rule(g, out, x):
     return (_scalars(factor) * adjoint(inv(regular)),)
 
 
+def checked_rtol(x, rtol):
+    """Give ``rtol``, the default one for None; refuse a number that compares with nothing."""
+    if rtol is None:
+        return default_rtol(x)
+    if not is_array(rtol):
+        check_number("rtol", rtol, at_least=0)
+    return rtol
+
+
 def default_rtol(x):
     """Give the share of the largest singular value up to which others are taken for zero."""
     return max(x.shape[-2:]) * dtypes.finfo(x.dtype).eps
@@ -204,7 +214,7 @@ def pinv(x, /, *, rtol=None):
     problems whose variables separate", 1973, eq. 4.12.
     """
     check_matrix(x)
-    rtol = default_rtol(x) if rtol is None else rtol
+    rtol = checked_rtol(x, rtol)
     return namespace(x).linalg.pinv(x, rtol=rtol)
 
 

@@ -16,7 +16,7 @@ from rtxarr.ops._activations import softplus
 from rtxarr.ops._check import check_floating, check_index, check_number
 from rtxarr.ops._elementwise import abs, astype, clip, exp, log, maximum, sqrt, where
 from rtxarr.ops._half import widen
-from rtxarr.ops._index import _along_axis_key, take_along_axis
+from rtxarr.ops._index import along_axis_key, take_along_axis
 from rtxarr.ops._manipulate import moveaxis, normalize_axis
 from rtxarr.ops._reduce import logsumexp, mean, sum
 
@@ -137,7 +137,7 @@ def _cross_entropy_gradient(logits, lse, up, down, labels, /, *, label_smoothing
     down = (1 - label_smoothing) * down[..., None]
     labels = labels[..., None]
     if isinstance(grad, np.ndarray) or is_device_array(grad):
-        grad[_along_axis_key(xp, labels, grad.shape, grad.ndim - 1)] -= down
+        grad[along_axis_key(xp, labels, grad.shape, grad.ndim - 1)] -= down
         return grad
     return grad - xp.where(labels == xp.arange(n_classes), down, xp.zeros_like(down))
 

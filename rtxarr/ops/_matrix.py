@@ -67,6 +67,8 @@ def column_vectors(x):
 
 def _below(x, k):
     """Tell, for each place of the matrices in ``x``, whether its column is at most ``row + k``."""
+    if not isinstance(k, (int, np.integer)):
+        raise TypeError(f"k must be an int, got {type(k).__name__}")
     return places(x, x.shape[-1])[None, :] <= places(x, x.shape[-2])[:, None] + k
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
+from rtxarr.ops._check import check_number
 from rtxarr.ops._elementwise import astype, exp, isnan, where
 from rtxarr.ops._half import rounded_once
 from rtxarr.ops._manipulate import (
@@ -99,6 +100,7 @@ mean.defvjps(
 @rounded_once
 def var(x, /, *, axis=None, correction=0.0, keepdims=False):
     """Give the variance over axes: squared deviations over ``n - correction``."""
+    check_number("correction", correction)
     return namespace(x).var(x, axis=axis, correction=correction, keepdims=keepdims)
 
 
@@ -115,6 +117,7 @@ var.defvjps(x=_var_rule)
 @rounded_once
 def std(x, /, *, axis=None, correction=0.0, keepdims=False):
     """Give the standard deviation over axes; see :func:`var`."""
+    check_number("correction", correction)
     return namespace(x).std(x, axis=axis, correction=correction, keepdims=keepdims)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
-from rtxarr.ops._check import check_floating
+from rtxarr.ops._check import check_floating, check_number
 from rtxarr.ops._elementwise import astype
 from rtxarr.ops._half import widen
 from rtxarr.ops._segment import scatter_add_rows
@@ -158,8 +158,10 @@ def _target(spatial, size, scale):
         sizes = per_axis("size", size, len(spatial), 1)
         return sizes, [n / m for n, m in zip(spatial, sizes, strict=True)]
     scales = scale if isinstance(scale, (tuple, list)) else (scale,) * len(spatial)
-    if len(scales) != len(spatial) or not all(s > 0 for s in scales):
+    if len(scales) != len(spatial):
         raise ValueError(f"scale must be above 0, one number or {len(spatial)}, got {scale}")
+    for one in scales:
+        check_number("scale", one, above=0)
     sizes = [math.floor(n * s) for n, s in zip(spatial, scales, strict=True)]
     if min(sizes) < 1:
         raise ValueError(f"scale must leave elements along each axis of {spatial}, got {scale}")

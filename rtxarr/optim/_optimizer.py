@@ -1,7 +1,6 @@
 """What all optimizers share: parameter groups, state, and the walk over the parameters."""
 
 import difflib
-import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -203,7 +202,7 @@ _PIECE = 2**16
 def require(settings: Mapping[str, Any], name: str, low: float, high: float | None = None) -> None:
     """Raise ValueError unless a setting lies in ``[low, infinity)`` or ``[low, high)``."""
     value = settings[name]
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not low <= value or not (value < float("inf") if high is None else value < high):
         bounds = f">= {low} and finite" if high is None else f"in [{low}, {high})"

@@ -294,6 +294,8 @@ class PlateauSchedule:
 def _check(schedule, non_negative, positive=()):
     for name in (*non_negative, *positive):
         value = getattr(schedule, name)
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number, got {type(value).__name__}")
         holds = value > 0 if name in positive else value >= 0
         if not holds or value == math.inf:
             bound = "> 0" if name in positive else ">= 0"

@@ -165,6 +165,10 @@ def test_refusals_name_the_problem():
         rx.grad(lambda x: x)(X)
     with pytest.raises(ValueError, match="must return a real scalar, got tuple"):
         rx.grad(lambda x: (rx.sum(x), 1))(X)
+    with pytest.raises(TypeError, match="argnums must be an int or a tuple of them, got 'x'"):
+        rx.grad(lambda x: x, "x")(1.0)
+    with pytest.raises(ValueError, match="argnums must not name an argument twice, got"):
+        rx.grad(lambda x, y: x * y, (0, -2))(1.0, 2.0)
     with pytest.raises(ValueError, match="argnums names argument 2, but 1"):
         rx.grad(energy, 2)(X)
     with pytest.raises(TypeError, match="argument 0 must have a floating-point"):

@@ -93,6 +93,14 @@ def test_namespace_info():
         x.__array_namespace__(api_version="1999.1")
 
 
+@pytest.mark.parametrize("dtype", [object, "U3", "M8[s]"])
+def test_dtypes_of_no_numbers_are_refused(dtype):
+    with pytest.raises(TypeError, match="dtype must be of numbers or bools"):
+        rx.zeros(2, dtype=dtype, device="cpu")
+    with pytest.raises(TypeError, match="dtype must be of numbers or bools, got <U1"):
+        rx.full(2, "a", device="cpu")
+
+
 def test_a_step_of_zero_is_refused():
     with pytest.raises(ValueError, match="step must not be 0"):
         rx.arange(0, 3, 0)

@@ -163,6 +163,8 @@ def test_energy_is_kept(rng):
         (lambda x: fft.hfft(x, norm="none"), ValueError, "norm must be"),
         (lambda x: fft.fftfreq(0), ValueError, "n must be an int of at least 1, got 0"),
         (lambda x: fft.rfftfreq(2.5), ValueError, "n must be an int of at least 1, got 2.5"),
+        (lambda x: fft.fftfreq(4, d=0), ValueError, "d must not be 0"),
+        (lambda x: fft.fftfreq(4, d=np.nan), ValueError, "d must be finite, got nan"),
     ],
 )  # fmt: skip
 def test_bad_options_are_refused(call, error, match):

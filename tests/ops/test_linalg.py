@@ -420,6 +420,9 @@ def test_matrices_are_asked_for(name):
         (lambda: linalg.vector_norm(np.ones(2), axis=1), ValueError, "axis must lie in"),
         (lambda: linalg.matrix_power(np.eye(2), 0.5), TypeError, "n must be an int, got float"),
         (lambda: rx.tril(np.ones(2)), ValueError, "x must have at least two dimensions"),
+        (lambda: rx.triu(np.eye(2), k=0.5), TypeError, "k must be an int, got float"),
+        (lambda: linalg.pinv(np.eye(2), rtol=np.nan), ValueError, "rtol must be at least 0, got"),
+        (lambda: linalg.matrix_rank(np.eye(2), rtol="0"), TypeError, "rtol must be a number"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_by_name(call, error, match):

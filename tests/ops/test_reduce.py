@@ -46,6 +46,14 @@ def test_empty_reductions(xp):
     assert_close(rx.any(xp.zeros(0)), False)
 
 
+@pytest.mark.parametrize("function", [rx.var, rx.std])
+def test_a_correction_that_is_no_number_is_refused(function):
+    with pytest.raises(ValueError, match="correction must be finite, got nan"):
+        function(np.ones(3), correction=np.nan)
+    with pytest.raises(TypeError, match="correction must be a number, got str"):
+        function(np.ones(3), correction="1")
+
+
 def test_variance_without_freedom_has_a_gradient_of_nan():
     x = rx.Tensor(np.array([[1.0], [2.0]]), requires_grad=True)
     with np.errstate(all="ignore"), pytest.warns(RuntimeWarning, match="freedom"):

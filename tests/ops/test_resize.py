@@ -119,6 +119,8 @@ def test_empty_batches_and_strided_views():
         ),
         (lambda: rx.interpolate(IMAGE, scale=0.0), ValueError, "scale must be above 0"),
         (lambda: rx.interpolate(IMAGE, scale=(1, 2, 3)), ValueError, "scale must be above 0, one"),
+        (lambda: rx.interpolate(IMAGE, scale=np.inf), ValueError, "scale must be finite, got inf"),
+        (lambda: rx.interpolate(IMAGE, scale="2"), TypeError, "scale must be a number, got str"),
         (lambda: rx.interpolate(IMAGE, scale=0.1), ValueError, "scale must leave elements"),
         (lambda: rx.interpolate(IMAGE, size=2, mode="area"), ValueError, "mode must be one of"),
         (

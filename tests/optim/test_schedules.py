@@ -142,3 +142,8 @@ def test_plateau_goes_on_from_its_state():
 def test_settings_are_checked(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_settings_must_be_numbers():
+    with pytest.raises(TypeError, match="lr must be a number, got str"):
+        optim.CosineSchedule("fast", 4)
