@@ -6,6 +6,7 @@ transposes: its A is our ``b`` and its B is our ``a``.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from typing import Any
@@ -48,7 +49,7 @@ _A_SCALE_MODE, _B_SCALE_MODE = 31, 32
 _OUTER_VEC_32F = 3
 # cublasLtMatrixLayoutAttribute_t, cublasLtMatmulPreferenceAttributes_t, ...AlgoConfigAttributes_t.
 _BATCH_COUNT, _BATCH_STEP = 5, 6
-_MAX_WORKSPACE, _MIN_ALIGNMENTS = 1, (5, 6, 7, 8)
+_MAX_WORKSPACE, _REDUCTION_SCHEMES, _MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 _ALGO_ID, _SPLIT_K = 0, 2
 
 _RESULT = np.dtype(
@@ -382,35 +383,16 @@ class CublasLt:
         function(descriptor, attribute, value.ctypes.data, value.nbytes)
 
     def _choose(self, plan, device_id, key, k, alignment):
-        """Ask the library for algorithms, and take its first or the one timed before."""
-        lt = self._lt
+        """Take the first algorithm that the library names, or the one timed before."""
         handle = self.handle(device_id)
-        preference = lt.matmul_preference_create()
-        set_preference = lt.matmul_preference_set_attribute
-        plan.results = np.zeros(8, _RESULT)
-        count = np.zeros(1, np.int32)
         layouts = (plan.b, plan.a, plan.out, plan.out)
         try:
-            self._set_attribute(
-                set_preference, preference, _MAX_WORKSPACE, np.uint64(WORKSPACE_BYTES)
-            )
-            for attribute in _MIN_ALIGNMENTS:
-                self._set_attribute(set_preference, preference, attribute, np.uint32(alignment))
-            lt.matmul_algo_get_heuristic(
-                handle, plan.desc, *layouts, preference, len(plan.results),
-                plan.results.ctypes.data, count.ctypes.data,
-            )  # fmt: skip
+            ask = functools.partial(self._usable, plan, handle, layouts, k, alignment)
+            usable = ask() or ask(splits=False)
         except self._error as error:
             raise Unsupported(
                 f"no algorithm for {key[2]} with epilogue {key[1][0]} ({error})"
             ) from None
-        finally:
-            lt.matmul_preference_destroy(preference)
-        usable = [
-            i
-            for i in range(int(count[0]))
-            if plan.results["state"][i] == 0 and self._is_sound(_address(plan.results, i), k)
-        ]
         if not usable:
             raise Unsupported(f"no algorithm for {key[2]} with epilogue {key[1][0]}")
         plan.choose(usable[0])
@@ -423,6 +405,33 @@ class CublasLt:
                 plan.candidates = usable
             else:
                 self._restore(plan, handle, layouts, found[1], k)
+
+    def _usable(self, plan, handle, layouts, k, alignment, *, splits=True):
+        """Ask the library for algorithms, and say which of ``plan.results`` may be used."""
+        lt = self._lt
+        preferences = [(_MAX_WORKSPACE, np.uint64(WORKSPACE_BYTES))]
+        preferences += [(attribute, np.uint32(alignment)) for attribute in _MIN_ALIGNMENTS]
+        if not splits:
+            preferences.append((_REDUCTION_SCHEMES, np.uint32(0)))
+        plan.results = np.zeros(8, _RESULT)
+        count = np.zeros(1, np.int32)
+        preference = lt.matmul_preference_create()
+        try:
+            for attribute, value in preferences:
+                self._set_attribute(
+                    lt.matmul_preference_set_attribute, preference, attribute, value
+                )
+            lt.matmul_algo_get_heuristic(
+                handle, plan.desc, *layouts, preference, len(plan.results),
+                plan.results.ctypes.data, count.ctypes.data,
+            )  # fmt: skip
+        finally:
+            lt.matmul_preference_destroy(preference)
+        return [
+            i
+            for i in range(int(count[0]))
+            if plan.results["state"][i] == 0 and self._is_sound(_address(plan.results, i), k)
+        ]
 
     def _is_sound(self, algo, k):
         """Tell whether this library version computes the whole sum with this algorithm."""

@@ -216,7 +216,7 @@ def matmul(
     b : array, shape (..., k, n) or (k,)
     bias : array, shape (n,), optional
     epilogue : {"relu", "gelu"}, optional
-        "gelu" is the tanh form. "relu" may give zero for NaN.
+        "gelu" is the tanh form. NaN stays NaN.
     out : array, optional
         Where to write the result; it should be stored row by row.
     dtype : dtype, optional
@@ -259,7 +259,7 @@ def _plain(a, b, bias=None, epilogue=None, dtype=None):
     else:
         out = _plain_sum(xp, a, b, bias)
     if epilogue == "relu":
-        out = xp.where(out > 0, out, xp.zeros_like(out))
+        out = xp.maximum(out, 0)
     elif epilogue == "gelu":
         out = 0.5 * out * (1 + _gelu_tanh(xp, out))
     if dtype is None:
@@ -296,6 +296,11 @@ def matmul_with_aux(a: Any, b: Any, *, epilogue: str, bias: Any = None) -> tuple
         For :func:`matmul_drelu` one bit an element, uint8 of shape (m, 16 * ceil(n / 128)); for
         :func:`matmul_dgelu` the sum before the epilogue, shape (m, n), in rows of whole 8
         elements.
+
+    Notes
+    -----
+    The bit is set from zero upwards, so the gradient passes where the sum is exactly zero; that
+    of :func:`rtxarr.relu` is zero there. For NaN it may be either.
     """
     _check_matrices(a, b)
     if epilogue not in ("relu", "gelu"):
@@ -335,9 +340,9 @@ def _plain_with_aux(a, b, epilogue, bias):
         rows[:, :n] = xp.astype(before, dtype)
         return xp.astype(out, dtype), rows[:, :n]
     bits = xp.zeros((m, _rounded(n, 128)), dtype=xp.bool)
-    bits[:, :n] = before > 0
+    bits[:, :n] = before >= 0
     aux = xp.packbits(bits.reshape(-1), bitorder="little").reshape(m, bits.shape[1] // 8)
-    return xp.astype(xp.where(before > 0, before, xp.zeros_like(before)), dtype), aux
+    return xp.astype(xp.maximum(before, 0), dtype), aux
 
 
 def matmul_drelu(g: Any, b: Any, aux: Any, *, bias_grad: bool = False) -> Any:

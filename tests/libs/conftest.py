@@ -58,7 +58,7 @@ class FakeLibrary(types.ModuleType):
         self.live = {}
         self.asked = 0
         self.calls = []
-        self.split = 1
+        self.splits = (1, 1)  # of the algorithms that it finds
 
     def get_version(self):
         return self.version
@@ -97,10 +97,11 @@ class FakeLibrary(types.ModuleType):
         self.preference = dict(self.live[preference])
         found = np.ctypeslib.as_array((ctypes.c_byte * (n * 96)).from_address(results))
         found = found.view(_cublaslt._RESULT)
-        for i, split in enumerate([self.split, 1]):
+        splits = [1] if self.preference.get(3) == 0 else self.splits
+        for i, split in enumerate(splits):
             found[i]["algo"][:2] = 66, split
             found[i]["workspace"] = 1000
-        ctypes.c_int32.from_address(count).value = 2
+        ctypes.c_int32.from_address(count).value = len(splits)
 
     def matmul_algo_config_get_attribute(self, algo, attribute, address, size, written):
         algo_id, split = np.ctypeslib.as_array((ctypes.c_uint64 * 2).from_address(algo))
@@ -169,7 +170,7 @@ class FakeLibrary(types.ModuleType):
                 at(desc[11], d.dtype, (m, n), (1, ld))[...] = x
             elif epilogue & 128:
                 bits = np.zeros((ld, n), bool)
-                bits[:m] = x > 0
+                bits[:m] = x >= 0
                 at(desc[11], np.uint8, (ld // 8, n), (1, ld // 8))[...] = np.packbits(
                     bits, axis=0, bitorder="little"
                 )

@@ -20,8 +20,8 @@ from rtxarr.testing import assert_close
 FLOATS = ["float32", "float16", "bfloat16", "float64"]
 # Of a result, relative to the sum of the absolute products.
 TOLERANCE = {"float32": 3e-6, "float16": 1.5e-3, "bfloat16": 1.2e-2, "float64": 1e-14}
-# The library's tanh may be the device's approximate one.
-APPROXIMATE_TANH = 5e-4
+# Of the library's GELU, which is off by 5e-6 in float32, and of its derivative.
+GELU_ERROR, GELU_SLOPE_ERROR = 2e-5, 5e-4
 SIZES = [1, 2, 3, 7, 8, 16, 33, 64]
 FP8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
@@ -42,15 +42,18 @@ def host(x):
     return np.asarray(x).astype(np.float64)
 
 
-def check(got, want, scale, epilogue=None):
+def check(got, want, scale, epilogue=None, *, slope=False):
     """Compare with float64, within the rounding of sums of that ``scale``."""
     dtype = np.dtype(got.dtype).name
     assert got.shape == want.shape
     error = np.abs(host(got) - want)
-    tolerance = TOLERANCE[dtype]
+    tolerance, least = TOLERANCE[dtype], 1e-5 if "16" in dtype else 1e-30
     if epilogue == "gelu" and _device.is_device_array(got):
-        tolerance = max(tolerance, APPROXIMATE_TANH)
-    bound = tolerance * (scale + np.abs(want)) + (1e-5 if "16" in dtype else 1e-30)
+        if slope:
+            tolerance = max(tolerance, GELU_SLOPE_ERROR)
+        else:
+            least = max(least, GELU_ERROR)
+    bound = tolerance * (scale + np.abs(want)) + least
     assert np.all(error <= bound), f"error {np.nanmax(error / bound)} of what is allowed"
 
 
@@ -96,10 +99,10 @@ def random_operands(rng, array, dtype):
         own = stack[rng.integers(0, len(stack) + 1) :]
         own = [1 if rng.random() < 0.2 else x for x in own]
         values = rng.standard_normal((*own, *shape)).astype(dtype)
-        if not own and rng.random() < 0.1:
-            values = values[0] if shape[0] == m and m else values
         found.append((lay_out(array, values, rng.choice(WAYS)), values.astype(np.float64)))
     (a, a64), (b, b64) = found
+    if a64.ndim == 2 and rng.random() < 0.1 and m:
+        a, a64 = a[0], a64[0]
     if b64.ndim == 2 and rng.random() < 0.1 and n:
         b, b64 = b[:, 0], b64[:, 0]
     return a, b, a64, b64
@@ -161,13 +164,27 @@ def layer_case(rng, array, dtype, shape, epilogue):
     want, scale = (g64 @ v64) * slope, np.abs(g64) @ np.abs(v64)
     if epilogue == "gelu":
         scale = scale * 1.2
-    check(gradient(g, v, aux), want, scale, epilogue)
+    check(gradient(g, v, aux), want, scale, epilogue, slope=True)
     got, sums = gradient(g, v, aux, bias_grad=True)
-    check(got, want, scale, epilogue)
-    check(sums, want.sum(axis=0), scale.sum(axis=0), epilogue)
+    check(got, want, scale, epilogue, slope=True)
+    check(sums, want.sum(axis=0), scale.sum(axis=0), epilogue, slope=True)
     got, sums = blas.matmul_bias_grad(out.T, x)
     check(got, host(out).T @ x64, np.abs(host(out)).T @ np.abs(x64))
     check(sums, host(out).sum(axis=0), np.abs(host(out)).sum(axis=0))
+
+
+def relu_case(array, dtype):
+    """Look at the ReLU of NaN, and at the gradient that it lets through around zero."""
+    dtype = np.dtype(getattr(rx, dtype))
+    values = np.zeros((5, 8), dtype)
+    values[:, 0] = np.nan, 1, -1, 0, 2
+    a, eye = array(values), array(np.eye(8, dtype=dtype))
+    want = np.array([np.nan, 1, 0, 0, 2])
+    out, aux = blas.matmul_with_aux(a, eye, epilogue="relu")
+    for found in (out, blas.matmul(a, eye, epilogue="relu")):
+        np.testing.assert_array_equal(host(found)[:, 0], want)
+    gradient = blas.matmul_drelu(array(np.ones((5, 8), dtype)), eye, aux)
+    np.testing.assert_array_equal(host(gradient)[1:, 0], [1, 0, 1, 1])
 
 
 LAYERS = [(16, 8, 32), (33, 65, 17), (5, 1, 3), (2, 130, 8), (64, 256, 128), (1, 24, 16)]
@@ -227,6 +244,13 @@ def test_plain_layers(dtype, shape, epilogue):
 def test_layers_of_the_stand_in(fake, dtype, shape, epilogue):
     layer_case(np.random.default_rng(1), fake.array, dtype, shape, epilogue)
     assert len(fake.calls) >= 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_relu_of_nan_and_zero(fake, dtype):
+    relu_case(np.asarray, dtype)
+    relu_case(fake.array, dtype)
+    assert len(fake.calls) == 3
 
 
 @pytest.mark.parametrize("by_row", [False, True])
@@ -317,14 +341,23 @@ def test_strict_float32_unless_asked(fake, settings):
 
 
 @pytest.mark.parametrize(
-    ("version", "k", "split"), [(130000, 9, 1), (130000, 8, 2), (130800, 9, 2)]
+    ("version", "splits", "k", "split", "asked"),
+    [
+        (130000, (2, 1), 9, 1, 1),
+        (130000, (2, 1), 8, 2, 1),
+        (130800, (2, 1), 9, 2, 1),
+        (130000, (4, 3), 9, 3, 1),
+        (130000, (4, 2), 9, 1, 2),
+    ],
 )
-def test_splits_that_lose_part_of_a_sum_are_passed_over(fake, version, k, split):
-    fake.version, fake.split = version, 2
+def test_splits_that_lose_part_of_a_sum_are_passed_over(fake, version, splits, k, split, asked):
+    fake.version, fake.splits = version, splits
     a = fake.array(np.ones((k, k), np.float32))
     blas.matmul(a, a)
     plan = next(iter(blas._loaded[0]._plans.values()))
-    assert (plan.algo - plan.results.ctypes.data) // 96 == (0 if split == 2 else 1)
+    chosen = (plan.algo - plan.results.ctypes.data) // 96
+    assert (plan.results["algo"][chosen, 1], fake.asked) == (split, asked)
+    assert len(fake.calls) == 1
 
 
 def test_plans_are_forgotten_in_order(fake, monkeypatch):
@@ -356,7 +389,7 @@ def test_autotuning_keeps_the_fastest(fake, settings, tmp_path, monkeypatch):
     monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
     blas.autotune(True)
     fake.cupy.times = iter([2.0, 1.0])
-    fake.split = 3
+    fake.splits = (3, 1)
     a = fake.array(np.ones((9, 9), np.float32))
     assert_close(np.asarray(blas.matmul(a, a)), np.full((9, 9), 9, np.float32))
     assert len(list(tmp_path.iterdir())) == 1
@@ -567,10 +600,14 @@ def test_gpu_layers(cupy, dtype, shape, epilogue):
 @pytest.mark.parametrize("formats", [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
 def test_gpu_fp8(cupy, formats, by_row):
     rng = np.random.default_rng(2)
+    before = blas.status().refused.copy()
     for shape in ((16, 16, 16), (33, 32, 48), (128, 256, 512), (8, 9, 20)):
         for dtype, biased in (("bfloat16", True), ("bfloat16", False), ("float32", False)):
             fp8_case(rng, cupy.asarray, shape, formats, by_row, dtype, biased)
     fp8_case(rng, cupy.asarray, (64, 32, 48), formats, by_row, "float16", False, contiguous=False)
+    if not by_row:  # with a scale a row, some devices refuse some results
+        reasons = set(blas.status().refused - before)
+        assert reasons <= {"fp8 lengths that are not multiples of 16"}
 
 
 @pytest.mark.gpu
@@ -591,6 +628,32 @@ def test_gpu_larger_products(served, dtype, shape):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("k", [8200, 20011, 65537])
+def test_gpu_sums_over_many_rows_are_whole(served, dtype, k):
+    """As of a weight's gradient; integers that all these dtypes hold, so that none may be lost."""
+    rng = np.random.default_rng(0)
+    a, b = np.zeros((k, 64)), rng.choice([-1.0, 1.0], (k, 48))
+    rows = [*range(k - 100, k), *rng.choice(k - 100, 100, replace=False)]
+    a[rows] = rng.choice([-1.0, 1.0], (200, 64))
+    got = [
+        blas.matmul(x.T, y)
+        for x, y in (
+            [served.asarray(v.astype(getattr(rx, dtype))) for v in (a, b)],
+            [served.asarray(v.T.astype(getattr(rx, dtype), order="C")).T for v in (a, b)],
+        )
+    ]
+    for product in got:
+        np.testing.assert_array_equal(host(product), a.T @ b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_gpu_relu_of_nan_and_zero(served, dtype):
+    relu_case(served.asarray, dtype)
+
+
+@pytest.mark.gpu
 def test_gpu_float32_is_strict(served, settings):
     rng = np.random.default_rng(0)
     a = rng.standard_normal((512, 512)).astype(np.float32)
@@ -608,18 +671,17 @@ def test_gpu_float32_is_strict(served, settings):
 
 
 @pytest.mark.gpu
-def test_gpu_many_small_matrices(served):
-    a = served.arange(70000 * 16, dtype="float32").reshape(70000, 4, 4) % 7
-    got = blas.try_matmul(a, a)
-    if got is not None:
-        assert_close(got, served.asnumpy(a) @ served.asnumpy(a), exact=True)
+def test_gpu_many_small_matrices(cupy):
+    # More than some kernels take at a time: whoever computes it, the values must be right.
+    a = cupy.arange(70000 * 16, dtype="float32").reshape(70000, 4, 4) % 7
+    assert_close(blas.matmul(a, a), cupy.asnumpy(a) @ cupy.asnumpy(a), exact=True)
 
 
 @pytest.mark.gpu
 def test_gpu_more_elements_than_an_int32_counts(served):
     a = served.zeros((70000, 40000), dtype=rx.bfloat16)
     ones = served.asarray(np.ones((40000, 8), rx.bfloat16))
-    a[-1], a[0] = ones[:, 0], ones[:, 0] + ones[:, 0]
+    a[-1], a[0] = ones[:, 0], served.asarray(np.full(40000, 2, rx.bfloat16))
     got = host(blas.matmul(a, ones))
     assert np.all(got[-1] == float(rx.bfloat16(40000))) and np.all(got[0] == 2 * got[-1])
     assert not got[1:-1].any()
