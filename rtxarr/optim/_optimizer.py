@@ -1,12 +1,12 @@
 """What all optimizers share: parameter groups, state, and the walk over the parameters."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from rtxarr._device import device_of, is_array, namespace, runs_kernels, to_device
+from rtxarr._names import did_you_mean
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._tape import mark_changed
 from rtxarr.dtypes import is_floating
@@ -250,8 +250,7 @@ def _check_names(place, own, settings):
         raise ValueError(f"group {place} must have 'params', got {', '.join(own)}")
     for name in own:
         if name != "params" and name not in settings:
-            near = difflib.get_close_matches(str(name), settings, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, settings)
             raise ValueError(f"group {place} may set {', '.join(settings)}, got {name!r}{hint}")
 
 
