@@ -22,6 +22,7 @@ from rtxarr._device import (
 )
 from rtxarr._info import API_VERSION as __array_api_version__
 from rtxarr._info import NamespaceInfo as __array_namespace_info__
+from rtxarr._names import instead_of_numpy
 from rtxarr.autograd import (
     Tensor,
     checkpoint,
@@ -126,7 +127,8 @@ __all__ = [
 def __getattr__(name):
     if name in _LAZY:
         return importlib.import_module(f"rtxarr.{name}")
-    raise AttributeError(f"module 'rtxarr' has no attribute {name!r}")
+    hint = instead_of_numpy(name)
+    raise AttributeError(f"module 'rtxarr' has no attribute {name!r}{hint}")
 
 
 def __dir__():

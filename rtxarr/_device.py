@@ -177,12 +177,12 @@ def _gpu_name(index: int) -> str:
     return _cupy().cuda.runtime.getDeviceProperties(index)["name"].decode()
 
 
-class Device:
+class Device(str):
     """A place where arrays live: ``cpu`` or ``cuda:N``.
 
-    Compares equal to its string, so ``x.device == "cpu"`` works for every library's arrays. As
-    a context manager it is the device that creation functions and random numbers use in this
-    thread or task.
+    A string, so NumPy takes it as its own device; ``cuda`` and CuPy's device objects compare
+    equal to it too. As a context manager it is the device that creation functions and random
+    numbers use in this thread or task.
 
     Parameters
     ----------
@@ -191,34 +191,35 @@ class Device:
         Which GPU; always 0 for the CPU.
     """
 
-    __slots__ = ("_name", "index", "kind")
+    kind: str
+    index: int  # type: ignore[assignment]
 
-    def __init__(self, kind: str, index: int = 0) -> None:
+    def __new__(cls, kind: str, index: int = 0) -> Device:
         if kind not in ("cpu", "cuda"):
             raise ValueError(f"kind must be 'cpu' or 'cuda', got {kind!r}")
+        self = super().__new__(cls, kind if kind == "cpu" else f"{kind}:{index}")
         self.kind = kind
         self.index = index
-        self._name = kind if kind == "cpu" else f"cuda:{index}"
+        return self
 
-    def __str__(self) -> str:
-        return self._name
+    def __reduce__(self) -> tuple:
+        return Device, (self.kind, self.index)
 
     def __repr__(self) -> str:
+        name = super().__repr__()
         if self.kind == "cuda" and self.index < _gpu_count():
-            return f"Device({self._name!r}, {_gpu_name(self.index)})"
-        return f"Device({self._name!r})"
+            return f"Device({name}, {_gpu_name(self.index)})"
+        return f"Device({name})"
 
-    def __hash__(self) -> int:
-        return hash(self._name)
+    __hash__ = str.__hash__
 
     def __eq__(self, other: Any) -> bool:
-        if isinstance(other, Device):
-            return self._name == other._name
-        if isinstance(other, str):
-            return self._name == other or (other == "cuda" and self._name == "cuda:0")
         if _is_cupy_device(other):
             return self.kind == "cuda" and self.index == other.id
-        return NotImplemented
+        return super().__eq__("cuda:0" if other == "cuda" else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     def __enter__(self) -> Device:
         before = None

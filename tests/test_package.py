@@ -22,6 +22,7 @@ RANKS = {
     "_compile": 0,
     "_device": 0,
     "_kernel_cache": 0,
+    "_names": 0,
     "dtypes": 1,
     "kernels": 2,
     "libs": 2,

@@ -297,24 +297,43 @@ def differentiable(
         Takes arrays (and plain values) as positional parameters and options as
         keyword-only ones; returns an array or a tuple of arrays. It may call numba
         kernels: it never sees a Tensor.
-    elementwise, movement, view, holomorphic : bool
-        How gradients pass through; see :class:`Op`.
+    elementwise : bool, default False
+        Each element of the output depends on one element of each input: a gradient that
+        ``where`` masked out stays masked.
+    movement : bool, default False
+        The rules only move the elements of a gradient, or add them up.
+    view : bool, default False
+        The output may share the memory of the first argument.
+    holomorphic : bool, default True
+        Rules for complex arrays are written as for real ones, and conjugated for you.
 
     Returns
     -------
     callable
-        The same function, also accepting tensors. Its ``defvjps(**rules)`` and ``defvjp``
-        attach the derivative rules, ``defper_sample(**rules)`` the per-sample ones.
+        The same function, also accepting tensors. ``defvjps(x=rule, ...)`` attaches the
+        derivative rule of each argument that has one; ``defvjp(rule)`` one rule that gives the
+        gradients of all arguments; ``defper_sample(x=rule, ...)`` those that give one gradient
+        for each sample.
+
+    Notes
+    -----
+    A rule takes the gradient ``g`` of the output (a tuple when there are several) and then, by
+    name, whatever it needs: the output ``out``, an argument or option of the function, or an
+    argument's ``x_shape``, ``x_dtype`` and ``x_device``. Only what it names is kept for it. It
+    gives the gradient of the argument, and may leave it in the shape of the output where the
+    function broadcast. Written with operators and ``rtxarr`` functions, it can itself be
+    differentiated. Check it with :func:`rtxarr.testing.gradcheck`.
 
     Examples
     --------
     >>> import rtxarr as rx
     >>> @rx.custom_op
-    ... def cube(x):
-    ...     return x * x * x
-    >>> cube.defvjps(x=lambda g, x: 3 * g * x * x)
-    >>> float(rx.grad(cube)(2.0))
-    12.0
+    ... def smooth_abs(x, *, eps=0.1):
+    ...     return (x * x + eps) ** 0.5
+    >>> smooth_abs.defvjps(x=lambda g, x, out: g * x / out)
+    >>> x = rx.asarray([[0.3, -1.0]], device="cpu")
+    >>> rx.testing.gradcheck(smooth_abs, (x,))
+    >>> rx.testing.gradgradcheck(smooth_abs, (x,))
     """
     options = {
         "elementwise": elementwise,

@@ -64,6 +64,8 @@ class DataLoader:
 
     Notes
     -----
+    ``len(loader)`` is the number of batches of a whole epoch.
+
     In the background thread the current device is the CPU. An error there is raised in the loop
     that asks for the batch, with a note that names the sample. The thread ends with its loop.
     Two loops at once need two loaders: a new loop ends the one in progress.

@@ -211,7 +211,8 @@ def _read_header(file: BinaryIO, n_bytes: int) -> tuple[bytes, bytes]:
     n_header = int.from_bytes(length, "little")
     if n_header > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"the header must take at most {MAX_HEADER_BYTES:,} bytes, got {n_header:,}"
+            f"the header must take at most {MAX_HEADER_BYTES:,} bytes, got {n_header:,}: not a "
+            "safetensors file"
         )
     if n_header > n_bytes - 8:
         raise CheckpointError(

@@ -105,14 +105,12 @@ def _reduce_gpu(xp: Any, op: str, values: Any, indptr: Any, indices: Any, shape:
     n_features = shape[1]
     flat = xp.reshape(values, (-1,))  # copies when values is not contiguous
     out = xp.empty(shape[0] * n_features, dtype=values.dtype)
-    width = {2: 8, 4: 4}[values.dtype.itemsize] if _can_be_wide(flat, n_features) else 1
+    width = {2: 8, 4: 4}[values.dtype.itemsize] if can_be_wide(flat, n_features) else 1
     rows, chunks, join = kernels(op, values.dtype, width > 1, indices is not None)
     n_rows = flat.shape[0] // n_features if indices is None else indices.shape[0]
     indices = indptr if indices is None else indices
 
-    # Threads along x share a row; y and the grid run over segments or chunks.
-    lanes = min(32, 1 << (-(-n_features // width) - 1).bit_length())
-    block = (lanes, 256 // lanes)
+    block = row_block(n_features, width)  # y and the grid run over segments or chunks
 
     def blocks(n: int) -> int:
         return -(-n // block[1])
@@ -136,7 +134,13 @@ def _reduce_gpu(xp: Any, op: str, values: Any, indptr: Any, indices: Any, shape:
     return xp.reshape(out, shape)
 
 
-def _can_be_wide(flat: Any, n_features: int) -> bool:
+def row_block(n_features: int, width: int) -> tuple[int, int]:
+    """Give the block whose threads along x share a row, each with ``width`` features at a time."""
+    lanes = min(32, 1 << (-(-n_features // width) - 1).bit_length())
+    return lanes, 256 // lanes
+
+
+def can_be_wide(flat: Any, n_features: int) -> bool:
     """Tell whether every row starts at a multiple of 16 bytes and the type has wide access."""
     dtype = flat.dtype
     if not (is_half(dtype) or dtype == np.float32):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr.kernels.segment import can_be_wide, row_block
 
 __all__ = ["spmm"]
 
@@ -49,12 +48,8 @@ def spmm(
 
     flat = xp.reshape(dense, (-1,))  # copies when dense is not contiguous
     partial = xp.empty(n_pieces * n_features, dtype=values.dtype)
-    # A pool's or NumPy's fresh array is aligned; a slice of one may not be.
-    address = flat.ctypes.data if isinstance(flat, np.ndarray) else flat.data.ptr
-    wide = values.dtype == np.float32 and n_features % 4 == 0 and address % 16 == 0
-    width = 4 if wide else 1
-    lanes = min(32, 1 << (-(-n_features // width) - 1).bit_length())
-    block = (lanes, 256 // lanes)
+    wide = can_be_wide(flat, n_features)
+    block = row_block(n_features, 4 if wide else 1)
     launch(
         multiply(values.dtype, wide, order is not None),
         -(-n_pieces // block[1]),

@@ -17,13 +17,13 @@ Linear(64, 32)
 Linear(64, 32)
 """
 
-import difflib
 import math
 from collections.abc import Callable
 
 import numpy as np
 
 from rtxarr._device import device, namespace, to_device
+from rtxarr._names import did_you_mean
 from rtxarr.ops._check import generator_or_default
 
 __all__ = [
@@ -56,8 +56,7 @@ def get(init: str | Callable, *, in_axis: int = 1, out_axis: int = 0) -> Callabl
         return init
     makers = {name: globals()[name] for name in __all__ if name not in ("get", "constant")}
     if init not in makers:
-        near = difflib.get_close_matches(str(init), makers, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(init, makers)
         raise ValueError(f"init must be callable or one of {', '.join(makers)}, got {init!r}{hint}")
     maker = makers[init]
     return maker(in_axis=in_axis, out_axis=out_axis) if maker in _FAN_MAKERS else maker()

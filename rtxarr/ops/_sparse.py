@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import device_of, namespace, to_device
+from rtxarr._checks import check_range
+from rtxarr._device import device_of, to_device
 from rtxarr.autograd._op import differentiable
-from rtxarr.dtypes import accumulator, is_half, is_inexact
+from rtxarr.dtypes import is_inexact
+from rtxarr.ops._half import rounded_once
 from rtxarr.ops._index import take
 from rtxarr.ops._reduce import sum
 
@@ -31,8 +33,9 @@ class SparsityPattern:
 
     Raises
     ------
-    ValueError
-        When the three do not fit each other. Their values are read to the host for that, once.
+    ValueError, IndexError
+        When the three do not fit each other; IndexError for a column out of range. Their values
+        are read to the host for that, once.
 
     Notes
     -----
@@ -68,10 +71,7 @@ class SparsityPattern:
                 f"indptr must rise from 0 to the number of entries, {indices.shape[0]}, got "
                 f"{indptr[0]} to {indptr[-1]}"
             )
-        if indices.size and not (indices.min() >= 0 and indices.max() < n_columns):
-            raise ValueError(
-                f"indices must lie in [0, {n_columns}), got {indices.min()} to {indices.max()}"
-            )
+        check_range("indices", indices, 0, n_columns)
 
     def __repr__(self):
         return f"SparsityPattern({self.shape[0]} x {self.shape[1]}, {self.n_entries} entries)"
@@ -153,18 +153,14 @@ def spmm(values, dense, /, pattern, *, transpose=False):
     return _multiply(values, dense, pattern, transpose)
 
 
+@rounded_once
 def _multiply(values, dense, pattern, transpose):
     from rtxarr.kernels.spmm import spmm
 
-    xp = namespace(values, dense)
-    dtype = values.dtype
-    if is_half(dtype):
-        values, dense = (xp.astype(x, accumulator(dtype)) for x in (values, dense))
     order = pattern.order if transpose else None
     side = pattern.T if transpose else pattern
     pieces, rows = side.pieces
-    out = spmm(values, dense, pieces, side.indices, order=order, rows=rows)
-    return xp.astype(out, dtype, copy=False)
+    return spmm(values, dense, pieces, side.indices, order=order, rows=rows)
 
 
 def _values_rule(g, dense, pattern, transpose):

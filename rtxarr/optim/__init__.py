@@ -1,4 +1,13 @@
-"""Optimizers, learning-rate schedules, gradient clipping and averages of parameters."""
+"""Optimizers, learning-rate schedules, gradient clipping and averages of parameters.
+
+One step of a training::
+
+    optimizer.lr = schedule(step)  # a schedule is a function of the steps done
+    optimizer.zero_grad()
+    loss(model(x), y).backward()
+    clip_grad_norm(model.parameters(), 1.0)
+    optimizer.step()
+"""
 
 from rtxarr.optim._adafactor import Adafactor
 from rtxarr.optim._adam import Adam, AdamW, Lion

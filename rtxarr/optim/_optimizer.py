@@ -1,12 +1,12 @@
 """What all optimizers share: parameter groups, state, and the walk over the parameters."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from rtxarr._device import device_of, is_array, namespace, runs_kernels, to_device
+from rtxarr._names import did_you_mean
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._tape import mark_changed
 from rtxarr.dtypes import is_floating
@@ -211,8 +211,11 @@ def require(settings: Mapping[str, Any], name: str, low: float, high: float | No
 
 def require_params(params: Iterable) -> list[Tensor]:
     """Give the parameters as a list, refusing anything else."""
-    if isinstance(params, (Tensor, Mapping)) or is_array(params):
-        raise TypeError(f"params must be an iterable of Parameters, got {type(params).__name__}")
+    if not _may_hold_parameters(params):
+        raise TypeError(
+            "params must be an iterable of Parameters, as model.parameters() gives it, "
+            f"got {type(params).__name__}"
+        )
     params = list(params)
     for place, param in enumerate(params):
         if not isinstance(param, Tensor):
@@ -222,9 +225,15 @@ def require_params(params: Iterable) -> list[Tensor]:
     return params
 
 
+def _may_hold_parameters(params):
+    return isinstance(params, Iterable) and not (
+        isinstance(params, (Tensor, Mapping)) or is_array(params)
+    )
+
+
 def _grouped(params, settings, check):
     """Give the list of groups, each with all settings, after checking everything."""
-    if not isinstance(params, (Tensor, Mapping)) and not is_array(params):
+    if _may_hold_parameters(params):
         params = list(params)
     in_groups = isinstance(params, list) and params and all(isinstance(p, Mapping) for p in params)
     check(settings)
@@ -250,8 +259,7 @@ def _check_names(place, own, settings):
         raise ValueError(f"group {place} must have 'params', got {', '.join(own)}")
     for name in own:
         if name != "params" and name not in settings:
-            near = difflib.get_close_matches(str(name), settings, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, settings)
             raise ValueError(f"group {place} may set {', '.join(settings)}, got {name!r}{hint}")
 
 

@@ -66,6 +66,13 @@ class CosineSchedule:
     ----------
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2016,
     arXiv:1608.03983, eq. 5.
+
+    Examples
+    --------
+    >>> from rtxarr.optim import CosineSchedule
+    >>> schedule = CosineSchedule(0.1, n_steps=100, warmup=10)
+    >>> [round(schedule(step), 3) for step in (0, 5, 10, 55, 100)]  # optimizer.lr = schedule(step)
+    [0.0, 0.05, 0.1, 0.05, 0.0]
     """
 
     lr: float

@@ -32,7 +32,7 @@ def load(name: str) -> Any:
     Raises
     ------
     ValueError
-        For an unknown name, with the nearest one.
+        For an unknown name, with one that is near.
     """
     if name not in NAMES:
         raise ValueError(unknown("recipe", name, NAMES))

@@ -1,10 +1,11 @@
 """Settings of a recipe: typed, documented and checked fields that ``--set key=value`` changes."""
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
+
+from rtxarr._names import did_you_mean
 
 
 def option(
@@ -65,16 +66,15 @@ def parse_settings(kind: type[Config], settings: Iterable[str]) -> dict[str, Any
         if not equals:
             raise ValueError(f"a setting must be key=value, got {setting!r}")
         if key not in fields:
-            raise ValueError(unknown("setting", key, fields))
+            raise ValueError(unknown("a setting", key, fields))
         values[key] = _parse(key, fields[key].type, text.strip())
     return values
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Say that there is no ``name``, which known one is nearest, and which there are."""
+    """Say which names are known, that ``name`` is none, and which is near it."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-    return f"there is no {what} {name!r}, did you mean {near!r}? There are: {', '.join(known)}"
+    return f"{what} must be one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
 
 
 def _parse(key: str, kind: Any, text: str) -> Any:

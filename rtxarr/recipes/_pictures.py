@@ -58,16 +58,8 @@ def draw_curves(
         axes.margins(x=0.02)
         axes.xaxis.get_major_locator().set_params(integer=True)
     left.legend(frameon=False, labelcolor=_INK)
-    figure.suptitle(
-        f"{title}: test accuracy {100 * test_accuracy:.1f} % with the parameters of epoch "
-        f"{best['epoch']}",
-        x=0.01,
-        ha="left",
-        color=_INK,
-        fontsize=12,
-        fontweight="bold",
-    )
-    _write(figure, path)
+    accuracy = f"test accuracy {100 * test_accuracy:.1f} %"
+    _write(figure, path, f"{title}: {accuracy} with the parameters of epoch {best['epoch']}")
 
 
 def draw_embedding(
@@ -111,9 +103,8 @@ def draw_embedding(
     axes.set_axis_off()
     axes.set_aspect("equal")
     axes.margins(0.02)
-    figure.suptitle(title, x=0.01, ha="left", color=_INK, fontsize=12, fontweight="bold")
     figure.legend(frameon=False, loc="outside right center", markerscale=2.2, labelcolor=_INK)
-    _write(figure, path)
+    _write(figure, path, title)
 
 
 def draw_guesses(
@@ -149,16 +140,12 @@ def draw_guesses(
             fontweight="normal" if right else "bold",
         )
     n_wrong = np.count_nonzero(guesses != labels)
-    figure.suptitle(
+    _write(
+        figure,
+        path,
         f"The hardest of {len(labels)} test images: what the network says, and how sure it is "
         f"({n_wrong} wrong)",
-        x=0.01,
-        ha="left",
-        color=_INK,
-        fontsize=11,
-        fontweight="bold",
     )
-    _write(figure, path)
 
 
 def _figure(width: float, height: float) -> Any:
@@ -176,6 +163,7 @@ def _clean(axes: Any) -> None:
     axes.tick_params(colors=_GREY, length=0)
 
 
-def _write(figure: Any, path: Path) -> None:
+def _write(figure: Any, path: Path, title: str) -> None:
+    figure.suptitle(title, x=0.01, ha="left", color=_INK, fontsize=11, fontweight="bold")
     with atomic_write(path) as file:
         figure.savefig(file, format="png")

@@ -114,8 +114,8 @@ def test_resume_without_a_folder_takes_the_latest_run(tmp_path):
 @pytest.mark.parametrize(
     "args, message",
     [
-        (["gcn-coral"], "no recipe 'gcn-coral', did you mean 'gcn-cora'"),
-        (["--set", "hiden=3"], "no setting 'hiden', did you mean 'hidden'.*weight_decay"),
+        (["gcn-coral"], "got 'gcn-coral'; did you mean 'gcn-cora'"),
+        (["--set", "hiden=3"], "weight_decay, got 'hiden'; did you mean 'hidden'"),
         (["--set", "epochs=0"], "epochs must be at least 1, got 0"),
         (["--set", "lr=fast"], "lr must be a number, got 'fast'"),
         (["--set", "lr"], "a setting must be key=value, got 'lr'"),
@@ -124,7 +124,7 @@ def test_resume_without_a_folder_takes_the_latest_run(tmp_path):
         (["--seed", "-1"], "--seed"),
         (["--resume"], "there is no run below .*runs to resume; name it with --out"),
         (["--resume", "--out", "nowhere"], "nowhere holds no run to resume: .*config.json"),
-        (["--list", "cora"], "no recipe 'cora', did you mean 'gcn-cora'"),
+        (["--list", "cora"], "got 'cora'; did you mean 'gcn-cora'"),
     ],
 )
 def test_mistakes_are_named(args, message, tmp_path):

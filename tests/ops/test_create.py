@@ -1,5 +1,8 @@
 """Creation functions, conversion and devices."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -110,3 +113,10 @@ def test_a_step_of_zero_is_refused():
 def test_mixing_devices_is_refused():
     with pytest.raises(TypeError, match="to_device"):
         rx.add(rx.ones(2, device="cpu"), rx.ones(2, device="cuda:0"))
+
+
+def test_devices_are_strings_that_numpy_takes():
+    cpu = rx.device("cpu")
+    assert np.ones(2, device=cpu).to_device(cpu).device == cpu
+    assert pickle.loads(pickle.dumps(cpu)) == copy.deepcopy(cpu) == "cpu"
+    assert {cpu: 1}["cpu"] == 1

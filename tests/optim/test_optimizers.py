@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr import optim
+from rtxarr import nn, optim
 from rtxarr.data import load_checkpoint, save_checkpoint
 from rtxarr.nn import Parameter
 from rtxarr.testing import assert_close
@@ -355,8 +355,10 @@ def test_params_are_checked():
         optim.SGD([], lr=0.1)
     with pytest.raises(ValueError, match="each Parameter once, got one twice"):
         optim.SGD([{"params": [param]}, {"params": [param]}], lr=0.1)
-    with pytest.raises(TypeError, match="params must be an iterable of Parameters, got Parameter"):
+    with pytest.raises(TypeError, match="params must be an iterable of Parameters.*got Parameter"):
         optim.SGD(param, lr=0.1)
+    with pytest.raises(TypeError, match=r"as model.parameters\(\) gives it, got Linear"):
+        optim.SGD(nn.Linear(2, 1), lr=0.1)
     with pytest.raises(TypeError, match=r"params\[1\] must be a Parameter, got ndarray"):
         optim.SGD([param, np.zeros(2)], lr=0.1)
     with pytest.raises(TypeError, match=r"params\[0\] must be real floating-point, got complex128"):
