@@ -15,7 +15,13 @@ _SECONDS = 15.0
 
 def make_watch(title: str, device: Device) -> Any:
     """Give what tells the user, under a title, for a ``with`` block."""
-    return _Bar(title, device) if sys.stdout.isatty() else _Lines(title, device)
+    return _Bar(title, device) if _can_draw() else _Lines(title, device)
+
+
+def _can_draw() -> bool:
+    """Tell whether the output is a terminal, with the characters that rich draws with."""
+    out = sys.stdout  # None when closed
+    return out is not None and out.isatty() and out.encoding.lower().startswith("utf")
 
 
 class _Lines(Watch, AbstractContextManager):

@@ -52,8 +52,10 @@ def train(
     """
     try:
         plan = _plan(name, device, seed, settings, resume, out)
-    except (RunError, RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         return _fail(error, 2)
+    except OSError as error:
+        return _fail(error, 1)
     start = time.perf_counter()
     where = f"{plan.device} {gpu_name(plan.device)}".rstrip()
     title = f"{plan.kind.name} on {where}, seed {plan.seed}, into {plan.folder}"
@@ -71,11 +73,20 @@ def train(
             )
     except RunError as error:
         return _fail(error, 2)
-    except (CheckpointError, FloatingPointError, OSError) as error:
+    except (CheckpointError, FloatingPointError) as error:
         return _fail(error, 1)
-    except KeyboardInterrupt:
-        print(f"\nstopped at once; go on from the last checkpoint with\n  {command}")
-        return 130
+    except OSError as error:
+        status = _fail(error, 1)
+        if (plan.folder / recipes.CHECKPOINT).exists():
+            print(f"go on from the last checkpoint with\n  {command}", file=sys.stderr)
+        return status
+    except KeyboardInterrupt as error:
+        saved = (plan.folder / recipes.CHECKPOINT).exists()
+        way_on = (
+            f"go on from the last checkpoint with\n  {command}" if saved else "nothing is saved"
+        )
+        print(f"\nstopped at once; {way_on}")
+        return 128 + (error.args[0] if error.args else signal.SIGINT)
     n_done = len(result.history)
     if result.signal is not None:
         word = signal.Signals(result.signal).name
@@ -86,7 +97,8 @@ def train(
     for note in result.notes:
         print(note)
     print(f"test accuracy {result.test_accuracy:.4f}, parameters of epoch {result.best['epoch']}")
-    files = ", ".join(sorted(path.name for path in plan.folder.iterdir()))
+    names = sorted(path.name for path in plan.folder.iterdir())
+    files = ", ".join(name for name in names if not name.startswith("."))
     print(f"{time.perf_counter() - start:.1f} s; {plan.folder} has {files}")
     return 0
 
@@ -106,29 +118,38 @@ def _plan(name, device, seed, settings, resume, out):
         folder = out or _latest_run(name)
         there = recipes.read_identity(folder)
         kind = recipes.load(there["recipe"])
+        try:
+            config = kind.Config(**there["config"])
+        except (TypeError, ValueError) as error:
+            raise RunError(f"{folder / recipes.CONFIG}: {error}") from None
         if name is not None and recipes.load(name) is not kind:
             raise RunError(f"{folder} has a run of {kind.name}, not of {name}")
     else:
-        there = {"seed": 0, "config": {}, "device": "auto"}
+        there = {"seed": 0, "device": "auto"}
         kind = recipes.load(name or recipes.NAMES[0])
-        folder = out or _new_folder(kind.name)
-    given = recipes.parse_settings(kind.Config, settings)
+        config = kind.Config()
+        folder = out
+    config = dataclasses.replace(config, **recipes.parse_settings(kind.Config, settings))
+    place = get_device(device or there["device"])
     return _Plan(
         kind,
-        config=kind.Config(**{**there["config"], **given}),
+        config,
         seed=there["seed"] if seed is None else seed,
-        device=get_device(device or there["device"]),
-        folder=folder,
+        device=place,
+        folder=folder or _new_folder(kind.name),
     )
 
 
 def _new_folder(name: str) -> Path:
-    """Give runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is free."""
+    """Make runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is not there yet."""
     folder, number = _RUNS / name, 1
-    while folder.exists() and any(folder.iterdir()):
-        number += 1
-        folder = _RUNS / f"{name}-{number}"
-    return folder
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = _RUNS / f"{name}-{number}"
 
 
 def _latest_run(name: str | None) -> Path:
@@ -144,5 +165,6 @@ def _latest_run(name: str | None) -> Path:
 
 
 def _fail(error: Exception, status: int) -> int:
-    print(f"rtx: {error}", file=sys.stderr)
+    """Print an error with its notes, which say which file it was; give the exit status."""
+    print("; ".join([f"rtx: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
     return status

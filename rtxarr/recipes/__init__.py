@@ -4,10 +4,11 @@ import importlib
 from typing import Any
 
 from rtxarr.recipes._config import parse_settings, unknown
-from rtxarr.recipes._run import CHECKPOINT, RunError, Watch, read_identity, run
+from rtxarr.recipes._run import CHECKPOINT, CONFIG, RunError, Watch, read_identity, run
 
 __all__ = [
     "CHECKPOINT",
+    "CONFIG",
     "NAMES",
     "RunError",
     "Watch",

@@ -58,5 +58,8 @@ class Recipe:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on where the recipe that gave ``state`` stood."""
+        if not isinstance(state, Mapping) or set(state) != set(self.stateful):
+            got = list(state) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(f"state must be a dict of {', '.join(self.stateful)}, got {got}")
         for name in self.stateful:
             getattr(self, name).load_state_dict(state[name])

@@ -8,7 +8,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from rtxarr import random
 from rtxarr._device import device as get_device
 from rtxarr._device import namespace
-from rtxarr.data import load_checkpoint, save_arrays, save_checkpoint
+from rtxarr.data import CheckpointError, load_checkpoint, save_arrays, save_checkpoint
 from rtxarr.data._atomic import atomic_write
 from rtxarr.recipes._recipe import Recipe
 
@@ -26,6 +26,10 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 CURVES = "curves.png"
+
+# What a checkpoint has, and what is measured in an epoch.
+_STATE = ("identity", "history", "best", "best_model", "training", "random")
+_MEASURED = ("train_loss", "val_loss", "train_accuracy", "val_accuracy", "epoch_ms")
 
 # Training is never further ahead of the checkpoint than this, or than one epoch.
 _SECONDS_BETWEEN_SAVES = 5.0
@@ -106,13 +110,16 @@ def run(
     Returns
     -------
     Result
-        SIGINT and SIGTERM end the run after the current epoch, with a checkpoint; a second one
-        raises KeyboardInterrupt at once.
+        SIGINT and SIGTERM end the run after the current epoch, with a checkpoint; a second one,
+        or one after the last epoch, raises KeyboardInterrupt at once.
 
     Raises
     ------
     RunError
-        When ``out`` holds something, or the run to resume has another recipe, seed or settings.
+        When ``out`` holds something, another run is writing to it, or the run to resume has
+        another recipe, seed or settings.
+    CheckpointError
+        When the checkpoint to resume from is damaged or holds something else; nothing has changed.
     FloatingPointError
         When the loss is not finite.
     """
@@ -121,8 +128,12 @@ def run(
     folder = Path(out)
     identity = {"recipe": kind.name, "seed": seed, "config": dataclasses.asdict(config)}
     random.seed(seed)
-    saved = _open_folder(folder, identity, resume)
-    with place, _one_blas_thread(), _stopping() as stop:
+    with (
+        _open_folder(folder, identity, resume) as saved,
+        place,
+        _one_blas_thread(),
+        _stopping() as stop,
+    ):
         training = kind(config, seed=seed)
         loop = _Loop(training, folder, identity)
         if saved is None:
@@ -133,7 +144,8 @@ def run(
         else:
             loop.load(saved)
         loop.train(config.epochs, stop, watch or Watch())
-        if len(loop.history) < config.epochs:
+        stop.at_once = True  # there is nothing more to save
+        if stop.signal is not None:
             return Result(loop.history, loop.best, signal=stop.signal)
         return loop.finish()
 
@@ -147,32 +159,105 @@ def read_identity(folder: str | os.PathLike) -> dict[str, Any]:
         raise RunError(f"{folder} holds no run to resume: {path} is not there") from None
     except ValueError as error:
         raise RunError(f"{path} must be JSON: {error}") from None
-    names = ("recipe", "seed", "config", "device")
-    if not isinstance(found, dict) or not all(name in found for name in names):
-        raise RunError(f"{path} must have {', '.join(names)}")
+    kinds = {"recipe": str, "seed": int, "config": dict, "device": str}
+    if not isinstance(found, dict) or any(type(found.get(n)) is not k for n, k in kinds.items()):
+        wanted = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
+        raise RunError(f"{path} must have {wanted}")
     return found
 
 
-def _open_folder(folder: Path, identity: dict, resume: bool) -> dict[str, Any] | None:
-    """Make the folder, or give the checkpoint in it."""
-    if not resume:
-        if folder.exists() and not folder.is_dir():
-            raise RunError(f"{folder} must be a folder, it is a file")
-        if folder.exists() and any(folder.iterdir()):
+@contextmanager
+def _open_folder(folder: Path, identity: dict, resume: bool) -> Iterator[dict[str, Any] | None]:
+    """Make the folder, or give the checkpoint in it; keep other runs out in the ``with`` block."""
+    if resume:
+        if not (folder / CHECKPOINT).exists():
+            raise RunError(f"{folder} holds no run to resume: {folder / CHECKPOINT} is not there")
+        with _locked(folder):
+            yield _load(folder, identity)
+        return
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} must be a folder, it is a file")
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        if any(folder.iterdir()):
             raise RunError(f"{folder} is not empty: resume the run in it or choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        return None
+        yield None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, without a file in it that a killed process would leave behind."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, which has no locks of folders
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"another run is writing to {folder}: wait for its end or choose another folder"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _load(folder: Path, identity: dict) -> dict[str, Any]:
+    """Give the checkpoint if it is one of the run that ``identity`` describes."""
     path = folder / CHECKPOINT
-    if not path.exists():
-        raise RunError(f"{folder} holds no run to resume: {path} is not there")
     saved = load_checkpoint(path, device="cpu")
-    differences = _differences(saved["identity"], identity)
+    if set(saved) != set(_STATE):
+        raise CheckpointError(f"{path}: must have {', '.join(_STATE)}, got {', '.join(saved)}")
+    there = saved["identity"]
+    if not _is_identity(there):
+        raise CheckpointError(f"{path}: identity must be recipe, seed and config of a run")
+    differences = _differences(there, identity)
     if differences:
         raise RunError(
             f"the run in {folder} has other settings, so it cannot be resumed with these: "
             + "; ".join(differences)
         )
+    history, best, n_epochs = saved["history"], saved["best"], identity["config"]["epochs"]
+    if not (
+        isinstance(history, list)
+        and len(history) <= n_epochs
+        and all(map(_is_entry, history))
+        and [entry["epoch"] for entry in history] == list(range(1, len(history) + 1))
+    ):
+        raise CheckpointError(
+            f"{path}: history must list the metrics of each epoch, of {n_epochs} at most"
+        )
+    fits = _is_entry(best) and best in history if history else isinstance(best, dict) and not best
+    if not fits:
+        raise CheckpointError(f"{path}: best must be an entry of history, empty before the first")
     return saved
+
+
+def _is_identity(x: Any) -> bool:
+    return (
+        isinstance(x, dict)
+        and set(x) == {"recipe", "seed", "config"}
+        and isinstance(x["config"], dict)
+        and all(
+            isinstance(value, (str, int, float))
+            for value in (x["recipe"], x["seed"], *x["config"].values())
+        )
+    )
+
+
+def _is_entry(x: Any) -> bool:
+    """Tell whether ``x`` is what was measured in an epoch."""
+    return (
+        isinstance(x, dict)
+        and set(x) == {"epoch", *_MEASURED}
+        and type(x["epoch"]) is int
+        and all(type(x[key]) is float and math.isfinite(x[key]) for key in _MEASURED)
+    )
 
 
 def _differences(there: dict, here: dict) -> list[str]:
@@ -203,14 +288,12 @@ class _Loop:
         watch.begin(n_epochs, len(self.history))
         # Entries that the checkpoint does not know are of epochs that are trained again.
         self._write_metrics()
-        with open(self.folder / METRICS, "a", encoding="utf-8") as metrics:
-            while len(self.history) < n_epochs and stop.signal is None:
-                entry = self._epoch(watch)
-                metrics.write(_line(entry))
-                metrics.flush()
-                if time.monotonic() - self.saved_at > _SECONDS_BETWEEN_SAVES:
-                    self.save()
-                watch.epoch(entry)
+        while len(self.history) < n_epochs and stop.signal is None:
+            entry = self._epoch(watch)
+            self._add_metrics(entry)
+            if time.monotonic() - self.saved_at > _SECONDS_BETWEEN_SAVES:
+                self.save()
+            watch.epoch(entry)
         self.save()
 
     def _epoch(self, watch: Watch) -> dict[str, Any]:
@@ -253,9 +336,21 @@ class _Loop:
     def load(self, saved: dict[str, Any]) -> None:
         self.history = saved["history"]
         self.best = saved["best"]
-        self.best_model = saved["best_model"]
-        self.training.load_state(saved["training"])
-        random.default_generator().load_state_dict(saved["random"])
+        if self.history:
+            self._take("best_model", saved, self.training.model.load_state_dict)
+            self.best_model = saved["best_model"]
+        self._take("training", saved, self.training.load_state)
+        self._take("random", saved, random.default_generator().load_state_dict)
+
+    def _take(self, name: str, saved: dict[str, Any], load: Callable[[Any], Any]) -> None:
+        """Load a part of the checkpoint, whatever is in it."""
+        try:
+            load(saved[name])
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            why = " ".join(str(error).split())
+            raise CheckpointError(
+                f"{self.folder / CHECKPOINT}: {name} does not fit: {why}"
+            ) from error
 
     def finish(self) -> Result:
         """Test the best parameters and write them and the pictures."""
@@ -281,6 +376,15 @@ class _Loop:
     def _write_metrics(self) -> None:
         with atomic_write(self.folder / METRICS) as file:
             file.writelines(_line(entry).encode() for entry in self.history)
+
+    def _add_metrics(self, entry: dict[str, Any]) -> None:
+        path = self.folder / METRICS
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(_line(entry))
+        except OSError as error:
+            error.add_note(f"while writing {path}")
+            raise
 
 
 def _rank(entry: dict[str, Any]) -> tuple[float, float]:
@@ -320,13 +424,14 @@ def _one_blas_thread() -> Any:
 
 
 class _Stop:
-    """Whether a signal has asked for the end."""
+    """Whether a signal has asked for the end, and whether the next one brings it at once."""
 
     signal: int | None = None
+    at_once = False
 
     def __call__(self, number: int, frame: Any) -> None:
-        if self.signal is not None:
-            raise KeyboardInterrupt
+        if self.at_once or self.signal is not None:
+            raise KeyboardInterrupt(number)
         self.signal = number
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import rtxarr as rx
 from rtxarr import nn, optim
 from rtxarr.data import load_topics_text
+from rtxarr.data._atomic import atomic_write
 from rtxarr.random import Generator
 from rtxarr.recipes._config import Config, option
 from rtxarr.recipes._recipe import Recipe as Base
@@ -129,7 +130,8 @@ class Recipe(Base):
 
     def finish(self, folder):
         written = self.write(self.config.sample)
-        (folder / "sample.txt").write_text(written, encoding="utf-8")
+        with atomic_write(folder / "sample.txt") as file:
+            file.write(written.encode())
         note = f"frequencies of characters alone give a loss of {self.unigram_entropy:.3f}"
         return [f"{written}\n", note]
 

@@ -13,8 +13,11 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from rtxarr import cli
 from rtxarr.cli import _train
 from rtxarr.cli._app import app
+from rtxarr.data import load_checkpoint, save_checkpoint
+from rtxarr.data._atomic import atomic_write
 from rtxarr.recipes import gcn_cora
 
 RTX = [sys.executable, "-c", "import sys; from rtxarr.cli import main; sys.exit(main())"]
@@ -160,17 +163,104 @@ def test_damaged_checkpoint_and_full_disk_are_reported(tmp_path, monkeypatch):
 
     monkeypatch.setattr(_train.recipes, "run", no_space)
     result = invoke(*SMALL, "--out", "b")
-    assert (result.exit_code, "No space left" in result.output) == (1, True)
+    assert (result.exit_code, result.stderr) == (1, "rtx: [Errno 28] No space left on device\n")
+
+
+def test_full_disk_is_told_with_the_file_and_the_way_on(tmp_path, monkeypatch):
+    def no_space(training, folder):
+        with atomic_write(folder / "embedding.png"):
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gcn_cora.Recipe, "finish", no_space)
+        result = invoke(*SMALL, "--out", "a")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"rtx: [Errno 28] No space left on device; while writing {tmp_path / 'a'}/embedding.png, "
+        "which is as it was before\n"
+        "go on from the last checkpoint with\n"
+        "  rtx train --resume --out a\n",
+    )
+    assert invoke("--resume", "--out", "a").exit_code == 0
+
+
+def test_a_checkpoint_of_something_else_is_refused_in_one_line(tmp_path):
+    invoke(*SMALL, "--out", "a")
+    path = tmp_path / "a" / "checkpoint.safetensors"
+    save_checkpoint(path, {**load_checkpoint(path), "history": "abc"})
+    result = invoke("--resume", "--out", "a")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "rtx: a/checkpoint.safetensors: history must list the metrics of each epoch, "
+        "of 2 at most\n",
+    )
+
+
+@pytest.mark.parametrize("config", ['{"size": 1}', '{"lr": -1.0}', '{"lr": "fast"}'])
+def test_wrong_settings_of_a_resumed_run_are_refused(tmp_path, config):
+    (tmp_path / "config.json").write_text(
+        f'{{"recipe": "gcn-cora", "seed": 0, "config": {config}, "device": "cpu"}}'
+    )
+    result = invoke("--resume", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"rtx: {tmp_path}/config.json: ")
+
+
+@pytest.mark.parametrize("args", [["--resume", "--out", "runs"], []])
+def test_a_file_in_the_place_of_a_folder_is_reported(tmp_path, args):
+    (tmp_path / "runs").write_text("")
+    result = invoke(*SMALL, *args)
+    assert (result.exit_code, "Not a directory: 'runs/" in result.stderr) == (1, True)
+
+
+def test_runs_started_at_once_get_folders_of_their_own(tmp_path):
+    command = [*RTX, "train", *SMALL]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    lines = [process.communicate(timeout=60)[0].decode().splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    folders = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert folders == {"gcn-cora", "gcn-cora-2"}
+    assert {said[0].rpartition("/")[2] for said in lines} == folders
+
+
+def test_listing_has_no_temporary_files(tmp_path, monkeypatch):
+    def leave_one(training, folder):
+        (folder / ".model.safetensors.0123456789abcdef.tmp").touch()
+        return []
+
+    monkeypatch.setattr(gcn_cora.Recipe, "finish", leave_one)
+    assert ".tmp" not in invoke(*SMALL).output
+
+
+@pytest.mark.parametrize("args", [["train", *SMALL], ["train", "--list"], ["info"], ["--version"]])
+def test_closed_output_does_no_harm(args):
+    command = shlex.join([*RTX, *args])
+    result = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_interrupt_while_the_command_is_loaded_is_no_traceback(monkeypatch):
+    def interrupt(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "find_spec", interrupt)
+    assert cli.main() == 130
 
 
 def test_stopping_at_once_says_how_to_go_on(monkeypatch):
     def stop(*args, **kwargs):
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(signal.SIGTERM)
 
-    monkeypatch.setattr(_train.recipes, "run", stop)
-    result = invoke(*SMALL, "--out", "b")
-    assert result.exit_code == 130
-    assert result.output.endswith("rtx train --resume --out b\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(gcn_cora.Recipe, "finish", stop)
+        result = invoke(*SMALL, "--out", "b")
+    assert result.exit_code == 143
+    assert result.output.endswith(
+        "stopped at once; go on from the last checkpoint with\n  rtx train --resume --out b\n"
+    )
+    monkeypatch.setattr(gcn_cora.Recipe, "__init__", stop)
+    result = invoke(*SMALL, "--out", "c")
+    assert result.output.endswith("stopped at once; nothing is saved\n")
 
 
 def test_list_shows_recipes_and_their_settings():
@@ -195,11 +285,13 @@ def test_output_without_a_terminal_is_plain_lines():
         )
 
 
-def test_terminal_gets_a_progress_bar():
+def shown_on_a_terminal(*args, **environment):
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
     process = subprocess.Popen(
-        [*RTX, "train", *SMALL], stdout=theirs, stderr=theirs, env=environment
+        [*RTX, "train", *args],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color", **environment},
     )
     os.close(theirs)
     shown = b""
@@ -210,6 +302,20 @@ def test_terminal_gets_a_progress_bar():
             break
     os.close(ours)
     assert process.wait(timeout=30) == 0
+    return shown
+
+
+def test_terminal_without_unicode_gets_lines():
+    shown = shown_on_a_terminal(
+        *SMALL, "--out", "läufe", LC_ALL="C", PYTHONIOENCODING="ascii", COLUMNS="40"
+    )
+    assert b"into l\\xe4ufe" in shown
+    assert b"epoch 2/2  loss" in shown
+    assert not re.search(rb"[\x1b\x80-\xff]", shown)
+
+
+def test_terminal_gets_a_progress_bar():
+    shown = shown_on_a_terminal(*SMALL, COLUMNS="120", LINES="40")
     text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
     assert "epoch 2/2" in text
     assert "━" in text

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import signal
 
 import numpy as np
@@ -9,8 +10,14 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import nn, optim, random
-from rtxarr.data import CheckpointError, DataLoader, load_arrays
-from rtxarr.recipes import RunError, Watch, read_identity, run
+from rtxarr.data import (
+    CheckpointError,
+    DataLoader,
+    load_arrays,
+    load_checkpoint,
+    save_checkpoint,
+)
+from rtxarr.recipes import RunError, Watch, _run, read_identity, run
 from rtxarr.recipes._config import Config, option
 from rtxarr.recipes._recipe import Recipe
 
@@ -140,9 +147,8 @@ def test_resumed_run_equals_one_that_was_not_interrupted(tmp_path, epoch, number
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     first = run(Recipe, out=parts, seed=1, device="cpu", watch=Interrupting(epoch, number))
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
-    if epoch < 6:
-        assert (first.signal, first.test_accuracy) == (number, None)
-        assert [entry["epoch"] for entry in read_metrics(parts)] == list(range(1, epoch + 1))
+    assert (first.signal, first.test_accuracy) == (number, None)
+    assert [entry["epoch"] for entry in read_metrics(parts)] == list(range(1, epoch + 1))
     random.seed(98)
     run(Recipe, out=parts, seed=1, device="cpu", resume=True)
     assert without_time(read_metrics(parts)) == without_time(read_metrics(whole))
@@ -186,6 +192,18 @@ def test_second_signal_stops_at_once(tmp_path):
     assert len(read_metrics(tmp_path)) == 2
 
 
+def test_a_signal_while_the_results_are_written_stops_at_once(tmp_path):
+    class Stopped(Recipe):
+        def finish(self, folder):
+            signal.raise_signal(signal.SIGTERM)
+            return super().finish(folder)
+
+    with pytest.raises(KeyboardInterrupt, match=f"^{signal.SIGTERM.value}$"):
+        run(Stopped, out=tmp_path, device="cpu")
+    assert not (tmp_path / "note.txt").exists()
+    assert run(Recipe, out=tmp_path, device="cpu", resume=True).notes == ["a note"]
+
+
 def test_progress_is_told(tmp_path):
     class Watching(Watch):
         heard = []
@@ -210,6 +228,19 @@ def test_folder_in_use_is_refused(tmp_path):
     with pytest.raises(RunError, match="must be a folder, it is a file"):
         run(Recipe, out=tmp_path / "thesis.txt", device="cpu")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_another_run_writes_to_is_refused(tmp_path, resume):
+    class Twice(Watch):
+        def epoch(self, entry):
+            if entry["epoch"] == 2:
+                with pytest.raises(RunError, match="another run is writing to .*: wait for its"):
+                    run(Recipe, out=tmp_path, device="cpu", resume=resume)
+
+    result = run(Recipe, out=tmp_path, device="cpu", watch=Twice())
+    assert len(result.history) == 6
+    run(Recipe, out=tmp_path, device="cpu", resume=True)  # the lock ends with the run
 
 
 def test_resuming_names_what_differs(tmp_path):
@@ -239,13 +270,67 @@ def test_resuming_needs_a_whole_run(tmp_path):
     with pytest.raises(RunError, match=r"config.json must be JSON"):
         read_identity(tmp_path)
     (tmp_path / "config.json").write_text('{"recipe": "line"}')
-    with pytest.raises(RunError, match=r"config.json must have recipe, seed, config, device"):
+    with pytest.raises(RunError, match=r"config.json must have recipe \(str\), seed \(int\), con"):
+        read_identity(tmp_path)
+    wrong = {"recipe": "line", "seed": "0", "config": {}, "device": "cpu"}
+    (tmp_path / "config.json").write_text(json.dumps(wrong))
+    with pytest.raises(RunError, match=r"config.json must have .*seed \(int\)"):
         read_identity(tmp_path)
     run(Recipe, LineConfig(epochs=1), out=tmp_path / "new", device="cpu")
     checkpoint = tmp_path / "new" / "checkpoint.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="truncated"):
         run(Recipe, LineConfig(epochs=1), out=tmp_path / "new", device="cpu", resume=True)
+
+
+@pytest.mark.parametrize(
+    "part, value, message",
+    [
+        ("identity", {}, "identity must be recipe, seed and config of a run"),
+        ("identity", "line", "identity must be recipe"),
+        ("identity", {"recipe": "line", "seed": np.arange(2), "config": {}}, "identity must be"),
+        ("history", "abc", "history must list the metrics of each epoch, of 2 at most"),
+        ("history", [], "best must be an entry of history, empty before the first"),
+        ("history", [1, 2], "history must list"),
+        ("history", [{"epoch": 1}], "history must list"),
+        ("best", 3, "best must be an entry of history"),
+        ("best", {}, "best must be an entry of history"),
+        ("best", {"epoch": np.arange(3)}, "best must be an entry of history"),
+        ("best_model", {}, "best_model does not fit: .*weight"),
+        ("best_model", "abc", "best_model does not fit: "),
+        ("best_model", {"weight": np.zeros(4, np.float32)}, "best_model does not fit: .*shape"),
+        ("training", {}, "training does not fit: state must be a dict of model, optimizer, loader"),
+        ("training", 1, "training does not fit: state must be a dict of .*, got int"),
+        ("training", {"model": 1, "optimizer": 2, "loader": 3}, "training does not fit: "),
+        ("random", {}, "random does not fit: state must have the keys"),
+        ("random", None, "random does not fit: state must be a dict, got NoneType"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(tmp_path, part, value, message):
+    config = LineConfig(epochs=2)
+    run(Recipe, config, out=tmp_path, device="cpu")
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(path, {**load_checkpoint(path), part: value})
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(str(path))}: {message}") as caught:
+        run(Recipe, config, out=tmp_path, device="cpu", resume=True)
+    assert "\n" not in str(caught.value)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_checkpoint_must_have_all_parts(tmp_path):
+    run(Recipe, out=tmp_path, device="cpu")
+    save_checkpoint(tmp_path / "checkpoint.safetensors", {"history": [], "best": {}})
+    with pytest.raises(CheckpointError, match="must have identity, .*, got history, best$"):
+        run(Recipe, out=tmp_path, device="cpu", resume=True)
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    loop = _run._Loop(None, tmp_path, {})
+    with pytest.raises(OSError, match="No space left") as caught:
+        loop._add_metrics({"epoch": 1})
+    assert caught.value.__notes__ == [f"while writing {tmp_path / 'metrics.jsonl'}"]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
