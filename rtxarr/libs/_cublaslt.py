@@ -6,7 +6,6 @@ transposes: its A is our ``b`` and its B is our ``a``.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import threading
 from typing import Any
@@ -49,7 +48,7 @@ _A_SCALE_MODE, _B_SCALE_MODE = 31, 32
 _OUTER_VEC_32F = 3
 # cublasLtMatrixLayoutAttribute_t, cublasLtMatmulPreferenceAttributes_t, ...AlgoConfigAttributes_t.
 _BATCH_COUNT, _BATCH_STEP = 5, 6
-_MAX_WORKSPACE, _REDUCTION_SCHEMES, _MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)
+_MAX_WORKSPACE, _MIN_ALIGNMENTS = 1, (5, 6, 7, 8)
 _ALGO_ID, _SPLIT_K = 0, 2
 
 _RESULT = np.dtype(
@@ -387,32 +386,33 @@ class CublasLt:
         handle = self.handle(device_id)
         layouts = (plan.b, plan.a, plan.out, plan.out)
         try:
-            ask = functools.partial(self._usable, plan, handle, layouts, k, alignment)
-            usable = ask() or ask(splits=False)
+            found = self._ask(plan, handle, layouts, alignment)
+            usable = [i for i in found if self._is_sound(_address(plan.results, i), k)]
         except self._error as error:
             raise Unsupported(
                 f"no algorithm for {key[2]} with epilogue {key[1][0]} ({error})"
             ) from None
-        if not usable:
+        if not found:
             raise Unsupported(f"no algorithm for {key[2]} with epilogue {key[1][0]}")
+        if not usable:
+            # Those that do not split are far slower than CuPy's.
+            raise Unsupported("only algorithms that may lose part of a sum")
         plan.choose(usable[0])
         if autotuning[0]:
             name = self._cupy.cuda.runtime.getDeviceProperties(device_id)["name"]
             known = repr(("cublasLt", self.version, name, key[1:]))
             plan.digest = hashlib.sha256(known.encode()).hexdigest()
-            found = _kernel_cache.load(plan.digest)
-            if found is None:
+            kept = _kernel_cache.load(plan.digest)
+            if kept is None:
                 plan.candidates = usable
             else:
-                self._restore(plan, handle, layouts, found[1], k)
+                self._restore(plan, handle, layouts, kept[1], k)
 
-    def _usable(self, plan, handle, layouts, k, alignment, *, splits=True):
-        """Ask the library for algorithms, and say which of ``plan.results`` may be used."""
+    def _ask(self, plan, handle, layouts, alignment):
+        """Ask the library for algorithms, and say which of ``plan.results`` hold one."""
         lt = self._lt
         preferences = [(_MAX_WORKSPACE, np.uint64(WORKSPACE_BYTES))]
         preferences += [(attribute, np.uint32(alignment)) for attribute in _MIN_ALIGNMENTS]
-        if not splits:
-            preferences.append((_REDUCTION_SCHEMES, np.uint32(0)))
         plan.results = np.zeros(8, _RESULT)
         count = np.zeros(1, np.int32)
         preference = lt.matmul_preference_create()
@@ -427,11 +427,7 @@ class CublasLt:
             )  # fmt: skip
         finally:
             lt.matmul_preference_destroy(preference)
-        return [
-            i
-            for i in range(int(count[0]))
-            if plan.results["state"][i] == 0 and self._is_sound(_address(plan.results, i), k)
-        ]
+        return [i for i in range(int(count[0])) if plan.results["state"][i] == 0]
 
     def _is_sound(self, algo, k):
         """Tell whether this library version computes the whole sum with this algorithm."""

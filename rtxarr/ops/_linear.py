@@ -5,7 +5,6 @@ import math
 from rtxarr._device import is_device_array, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
-from rtxarr.libs.blas import try_matmul
 from rtxarr.ops._check import check_floating, check_index
 from rtxarr.ops._elementwise import where
 from rtxarr.ops._half import rounded_once, widen
@@ -35,12 +34,6 @@ def _affine(x, weight, bias):
 _affine_in_single = rounded_once(_affine)
 
 
-def _affine_on_device(x, weight, bias):
-    out = try_matmul(x, weight.T, bias=bias)
-    # The product itself takes half precision and accumulates in float32.
-    return _affine(x, weight, bias) if out is None else out
-
-
 @differentiable
 def linear(x, weight, bias=None):
     """Give ``x @ weight.T + bias``.
@@ -66,7 +59,8 @@ def linear(x, weight, bias=None):
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape {weight.shape[:1]}, got {bias.shape}")
-    return (_affine_on_device if is_device_array(x) else _affine_in_single)(x, weight, bias)
+    # On a GPU the product itself takes half precision and accumulates in float32.
+    return (_affine if is_device_array(x) else _affine_in_single)(x, weight, bias)
 
 
 linear.defvjps(

@@ -97,11 +97,10 @@ class FakeLibrary(types.ModuleType):
         self.preference = dict(self.live[preference])
         found = np.ctypeslib.as_array((ctypes.c_byte * (n * 96)).from_address(results))
         found = found.view(_cublaslt._RESULT)
-        splits = [1] if self.preference.get(3) == 0 else self.splits
-        for i, split in enumerate(splits):
+        for i, split in enumerate(self.splits):
             found[i]["algo"][:2] = 66, split
             found[i]["workspace"] = 1000
-        ctypes.c_int32.from_address(count).value = len(splits)
+        ctypes.c_int32.from_address(count).value = len(self.splits)
 
     def matmul_algo_config_get_attribute(self, algo, attribute, address, size, written):
         algo_id, split = np.ctypeslib.as_array((ctypes.c_uint64 * 2).from_address(algo))

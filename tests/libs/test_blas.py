@@ -1,6 +1,5 @@
 """Products through cuBLASLt: against float64, first with a stand-in on the host, then on a GPU."""
 
-import importlib
 import itertools
 import re
 import sys
@@ -208,10 +207,11 @@ def fp8_case(rng, array, shape, formats, by_row, dtype, biased, contiguous=True)
         scale_b=array(scales[1]), dtype=dtype, bias=None if bias is None else array(bias),
     )  # fmt: skip
     want = a64 @ b64 + (0 if bias is None else bias.astype(np.float64))
-    # The tensor cores keep some 14 bits of a sum.
+    # The tensor cores add fp8 products with some 14 bits, aligned to the largest of them, before
+    # the sum goes on in float32: much coarser than what float32 alone would give.
     scale = np.abs(a64) @ np.abs(b64)
     error = np.abs(host(got) - want)
-    assert np.all(error <= 2e-4 * scale + TOLERANCE[dtype.name] * np.abs(want) + 1e-5)
+    assert np.all(error <= 1e-3 * scale + TOLERANCE[dtype.name] * np.abs(want) + 1e-5)
 
 
 # --------------------------------------------------------- plain code, and the stand-in's host
@@ -341,23 +341,31 @@ def test_strict_float32_unless_asked(fake, settings):
 
 
 @pytest.mark.parametrize(
-    ("version", "splits", "k", "split", "asked"),
+    ("version", "splits", "k", "split"),
     [
-        (130000, (2, 1), 9, 1, 1),
-        (130000, (2, 1), 8, 2, 1),
-        (130800, (2, 1), 9, 2, 1),
-        (130000, (4, 3), 9, 3, 1),
-        (130000, (4, 2), 9, 1, 2),
+        (130000, (2, 1), 9, 1),
+        (130000, (2, 1), 8, 2),
+        (130800, (2, 1), 9, 2),
+        (130000, (4, 3), 9, 3),
     ],
 )
-def test_splits_that_lose_part_of_a_sum_are_passed_over(fake, version, splits, k, split, asked):
+def test_splits_that_lose_part_of_a_sum_are_passed_over(fake, version, splits, k, split):
     fake.version, fake.splits = version, splits
     a = fake.array(np.ones((k, k), np.float32))
     blas.matmul(a, a)
     plan = next(iter(blas._loaded[0]._plans.values()))
     chosen = (plan.algo - plan.results.ctypes.data) // 96
-    assert (plan.results["algo"][chosen, 1], fake.asked) == (split, asked)
+    assert plan.results["algo"][chosen, 1] == split
     assert len(fake.calls) == 1
+
+
+def test_sums_that_every_algorithm_may_lose_part_of_go_elsewhere(fake):
+    fake.splits = (4, 2)
+    a = fake.array(np.ones((9, 9), np.float32))
+    assert blas.try_matmul(a, a) is None
+    assert_close(np.asarray(blas.matmul(a, a)), np.full((9, 9), 9, np.float32))
+    assert (fake.asked, fake.calls) == (1, [])
+    assert dict(blas.status().refused) == {"only algorithms that may lose part of a sum": 2}
 
 
 def test_plans_are_forgotten_in_order(fake, monkeypatch):
@@ -495,32 +503,6 @@ def test_results_that_overlap_operands(fake):
     assert fake.calls == []
 
 
-def test_the_namespace_multiplies_through_the_library(fake, monkeypatch):
-    for room in ("_linalg", "_linear"):
-        module = importlib.import_module(f"rtxarr.ops.{room}")
-        monkeypatch.setattr(module, "is_device_array", blas.is_device_array)
-    rng = np.random.default_rng(0)
-    x, w, bias = (rng.standard_normal(s).astype(np.float32) for s in ((2, 5, 7), (3, 7), (3,)))
-    tensors = [rx.Tensor(fake.array(v), requires_grad=True) for v in (x, w, bias)]
-    out = rx.linear(*tensors)
-    assert len(fake.calls) == 1
-    assert fake.calls[0][0][7] == 4  # the bias is added by the library
-    check(out.data, x.astype(np.float64) @ w.T + bias, 10)
-    out.backward(np.ones(out.shape, np.float32))
-    check(tensors[0].grad, np.broadcast_to(w.sum(axis=0, dtype=np.float64), x.shape), 10)
-    check(tensors[1].grad, np.broadcast_to(x.sum(axis=(0, 1), dtype=np.float64), w.shape), 30)
-    stacked = rx.matmul(fake.array(x), fake.array(w).T)
-    assert len(fake.calls) == 2
-    check(stacked, x.astype(np.float64) @ w.T, 10)
-    # What the library refuses comes from the array library, with the bias added after it.
-    monkeypatch.setattr(blas._library(), "run", lambda *args: refuse())
-    check(rx.linear(*tensors).data, host(out.data), 10)
-
-
-def refuse():
-    raise _cublaslt.Unsupported("no")
-
-
 @pytest.mark.parametrize("fake_arrays", [False, True])
 def test_bad_arguments(fake, fake_arrays):
     array = fake.array if fake_arrays else np.asarray
@@ -566,14 +548,19 @@ def cupy():
     return found
 
 
+# What may leave a product to CuPy though cuBLASLt has one like it.
+ALLOWED = {
+    "stacks that no single step describes",
+    "only algorithms that may lose part of a sum",
+}
+
+
 @pytest.fixture
 def served(cupy):
     """Fail when a product that cuBLASLt should take went to CuPy."""
     before = blas.status().refused.copy()
     yield cupy
-    reasons = blas.status().refused - before
-    allowed = ("stacks that no single step",)
-    assert [r for r in reasons if not r.startswith(allowed)] == []
+    assert set(blas.status().refused - before) <= ALLOWED
 
 
 @pytest.mark.gpu
@@ -584,7 +571,7 @@ def test_gpu_products(cupy, dtype, epilogue):
     sweep(cupy.asarray, dtype, epilogue, 150, seed=5)
     reasons = blas.status().refused - before
     if dtype != "float64":  # it may have no epilogues
-        assert [r for r in reasons if r != "stacks that no single step describes"] == []
+        assert set(reasons) <= ALLOWED
 
 
 @pytest.mark.gpu
@@ -631,7 +618,10 @@ def test_gpu_larger_products(served, dtype, shape):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("k", [8200, 20011, 65537])
 def test_gpu_sums_over_many_rows_are_whole(served, dtype, k):
-    """As of a weight's gradient; integers that all these dtypes hold, so that none may be lost."""
+    """As of a weight's gradient; integers that all these dtypes hold, so that none may be lost.
+
+    Whoever serves: cuBLASLt may have only algorithms that are not trusted with such sums.
+    """
     rng = np.random.default_rng(0)
     a, b = np.zeros((k, 64)), rng.choice([-1.0, 1.0], (k, 48))
     rows = [*range(k - 100, k), *rng.choice(k - 100, 100, replace=False)]
@@ -763,28 +753,6 @@ def test_gpu_threads_do_not_mix_their_biases(served):
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("function", ["matmul", "stacked", "linear"])
-def test_gpu_gradients(served, function, dtype):
-    rng = np.random.default_rng(3)
-    x, w, bias = (
-        rng.standard_normal(s).astype(getattr(rx, dtype)) for s in ((4, 9, 7), (5, 7), (5,))
-    )
-    call = {
-        "matmul": lambda x, w, bias: rx.matmul(x[0], w.T) + bias,
-        "stacked": lambda x, w, bias: rx.matmul(x, w.T) + bias,
-        "linear": rx.linear,
-    }[function]
-    found = []
-    for array in (served.asarray, lambda v: v.astype(np.float64)):
-        tensors = [rx.Tensor(array(v), requires_grad=True) for v in (x, w, bias)]
-        rx.sum(call(*tensors) ** 2).backward()
-        found.append([t.grad for t in tensors])
-    for got, want in zip(*found, strict=True):
-        check(got, host(want), np.full(want.shape, 30 * np.abs(host(want)).mean()))
 
 
 @pytest.mark.gpu
