@@ -24,14 +24,16 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"rtxarr {release}"
 
+autodoc_inherit_docstrings = False  # only what a class says of its own methods
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings give types, with shapes
 autosummary_generate = True
 autosummary_ignore_module_all = False
+autosummary_context = {"dtypes": ", ".join(rtxarr.dtypes.DTYPES)}  # NumPy documents them
 napoleon_google_docstring = False
 napoleon_use_param = False  # types are prose ("array, shape (n,)"), not names to link
 napoleon_use_rtype = False
-napoleon_use_ivar = True
+napoleon_custom_sections = [("Attributes", "params_style")]  # allows "weight, bias : Parameter"
 suppress_warnings = ["ref.python"]  # an attribute's type "dtype" is not Tensor.dtype
 
 myst_enable_extensions = ["dollarmath"]

@@ -6,6 +6,10 @@ threads or how a draw is cut into pieces. A draw of float32, float16, bfloat16 o
 one 32-bit word a value; one of float64 values or integers takes two, from an even counter. The
 words come from Philox-4x32-10; see ``rtxarr.kernels.philox`` for their order.
 
+In place of ``np.random.default_rng(0).normal(0.0, 1.0, size=5)`` write
+``Generator(0).normal(5, 0.0, 1.0)``: the shape comes first. Dropout and the first values of layers
+come from :func:`default_generator` unless they are given another.
+
 Examples
 --------
 >>> from rtxarr.random import Generator

@@ -78,6 +78,11 @@ def _inexact_outputs(value):
 
 def _differentiated(args):
     """Give the places of the arguments that are differentiated."""
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(
+            "args must be a tuple with an entry for each argument of the function, "
+            f"got {type(args).__name__}"
+        )
     places = [
         i
         for i, a in enumerate(args)
@@ -114,7 +119,7 @@ def gradcheck(
     ----------
     function : callable
         Takes ``args``, returns an array or nested containers of them.
-    args : sequence
+    args : tuple or list
         float64 and complex128 arrays are differentiated, everything else is passed on.
         Keep away from kinks: ``eps`` must not step over one.
     eps : float, default 1e-6

@@ -59,6 +59,9 @@ def test_gradcheck_of_complex_functions():
 def test_gradcheck_needs_something_to_check():
     with pytest.raises(ValueError, match="at least one float64"):
         gradcheck(rx.sin, (X.astype("float32"),))
+    for check in (gradcheck, gradgradcheck):
+        with pytest.raises(TypeError, match="args must be a tuple .* got ndarray"):
+            check(rx.sin, X)
 
 
 def test_assert_close_compares_shape_value_and_bits():

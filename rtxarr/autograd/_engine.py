@@ -389,7 +389,7 @@ def unbroadcast(g, shape):
 
     extra = g.ndim - len(shape)
     if extra < 0 or any(n not in (1, g.shape[extra + i]) for i, n in enumerate(shape)):
-        return ops.broadcast_to(g, shape)  # the rule gave a constant or a smaller array
+        raise ValueError(f"a gradient of shape {g.shape} does not fit an argument of shape {shape}")
     axes = tuple(range(extra)) + tuple(
         extra + i for i, n in enumerate(shape) if n == 1 and g.shape[extra + i] != 1
     )

@@ -227,6 +227,14 @@ def vjp(function: Callable, *primals):
     pull_back : callable
         Takes gradients in the structure of ``value``, gives a tuple with one gradient (in
         the structure of the argument) for each primal. May be called more than once.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rtxarr as rx
+    >>> value, pull_back = rx.vjp(lambda x: x**3, np.asarray([1.0, 2.0]))
+    >>> pull_back(np.asarray([1.0, 1.0]))
+    (array([ 3., 12.]),)
     """
     recorded = _Recorded(function, primals, {}, tuple(range(len(primals))))
     tracked, leaves, structure = _outputs(recorded)
@@ -267,8 +275,16 @@ def jvp(function: Callable, primals, tangents):
     -------
     value, derivative
         Both in the structure of what ``function`` returns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rtxarr as rx
+    >>> x, along = np.asarray([1.0, 2.0]), np.asarray([1.0, 0.0])
+    >>> rx.jvp(lambda x: x**3, (x,), (along,))
+    (array([1., 8.]), array([3., 0.]))
     """
-    primals, tangents = tuple(primals), tuple(tangents)
+    primals, tangents = _as_arguments("primals", primals), _as_arguments("tangents", tangents)
     recorded = _Recorded(function, primals, {}, tuple(range(len(primals))))
     directions, structure = flatten(tangents)
     if structure != flatten(primals)[1]:
@@ -307,6 +323,15 @@ def jvp(function: Callable, primals, tangents):
     return value, unflatten(structure, [_public(p, keep, (primals, tangents), {}) for p in pushed])
 
 
+def _as_arguments(name, given):
+    if not isinstance(given, (tuple, list)):
+        raise TypeError(
+            f"{name} must be a tuple with an entry for each argument of the function, "
+            f"got {type(given).__name__}"
+        )
+    return tuple(given)
+
+
 def _direction(g, v):
     """Give a tangent as an array of the gradient's dtype."""
     return v if isinstance(v, Tensor) else _device.namespace(g.data).asarray(v, dtype=g.dtype)
@@ -326,7 +351,16 @@ def hvp(function: Callable, primals, tangents):
     -------
     tuple
         One product in the structure of each primal.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rtxarr as rx
+    >>> x, along = np.asarray([1.0, 2.0]), np.asarray([1.0, 1.0])
+    >>> rx.hvp(lambda x: rx.sum(x**3), (x,), (along,))
+    (array([ 6., 12.]),)
     """
+    primals = _as_arguments("primals", primals)
     gradient = grad(function, tuple(range(len(primals))))
     return jvp(gradient, primals, tangents)[1]
 
@@ -345,6 +379,14 @@ def jacobian(function: Callable, argnums: int | tuple[int, ...] = 0) -> Callable
     callable
         Gives, for each chosen array, an array of shape ``(*output_shape, *input_shape)``. One
         reverse pass is run for each output element.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rtxarr as rx
+    >>> rx.jacobian(lambda x: x**3)(np.asarray([1.0, 2.0]))
+    array([[ 3.,  0.],
+           [ 0., 12.]])
     """
 
     @functools.wraps(function)
@@ -394,5 +436,13 @@ def hessian(function: Callable, argnums: int = 0) -> Callable:
     -------
     callable
         Gives an array of shape ``(*input_shape, *input_shape)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rtxarr as rx
+    >>> rx.hessian(lambda x: x[0] ** 2 * x[1])(np.asarray([1.0, 3.0]))
+    array([[6., 2.],
+           [2., 0.]])
     """
     return jacobian(grad(function, argnums), argnums)

@@ -39,8 +39,8 @@ class DataLoader:
     ----------
     dataset : array, tuple or dict of arrays, or any object with ``__len__`` and ``__getitem__``
         Arrays (or Tensors, for their data) are indexed along their first axis, which must have one
-        length. An object is indexed with ints in ``range(len(dataset))`` and returns a sample: an
-        array or number, or a tuple or dict of them.
+        length. An object, and so a list, is indexed with ints in ``range(len(dataset))`` and
+        returns a sample: an array or number, or a tuple or dict of them.
     batch_size : int, at least 1
     shuffle : bool, default True
         Whether each epoch has an order of its own; otherwise all have the dataset's.

@@ -1,4 +1,9 @@
-"""Modules: layers with parameters, losses and initializers."""
+"""Modules: layers with parameters, losses and initializers.
+
+Losses are functions, as in ``nn.cross_entropy(model(x), labels)``. Sequences come with the batch
+first, images as (batch, channels, height, width). :class:`BatchNorm` takes any number of axes, and
+activations are functions of ``rtxarr``, as ``rx.relu``, or the modules here.
+"""
 
 from rtxarr.nn import initializers
 from rtxarr.nn._activations import (

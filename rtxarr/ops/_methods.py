@@ -111,9 +111,18 @@ def _scalar(kind):
             raise TypeError(
                 f"only a tensor of one element becomes {kind.__name__}, got {self.shape}"
             )
+        if self.node is not None and kind in (float, complex):  # math.sin(x), array[0] = x
+            raise TypeError(
+                f"a tensor that requires grad does not become {kind.__name__} by itself: the graph "
+                "would be lost; use x.item() or rx.stop_gradient(x)"
+            )
         return kind(self.item())
 
     return convert
+
+
+def _format(self, spec):
+    return format(self.item(), spec) if spec and self.size == 1 else format(str(self), spec)
 
 
 def _as_index(self):
@@ -211,6 +220,7 @@ Tensor.__float__ = _scalar(float)
 Tensor.__complex__ = _scalar(complex)
 Tensor.__index__ = _as_index
 Tensor.__repr__ = _represent
+Tensor.__format__ = _format
 Tensor.__deepcopy__ = _deepcopy
 Tensor.__reduce_ex__ = _reduce_leaf
 Tensor.__array__ = _array

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from rtxarr.autograd import stop_gradient
 from rtxarr.optim._optimizer import require, require_keys
 
 Schedule = Callable[[int], float]
@@ -267,7 +268,7 @@ class PlateauSchedule:
         self.n_resting = 0
 
     def __call__(self, measure: float) -> float:
-        measure = float(measure)
+        measure = float(stop_gradient(measure))
         self.n_resting = max(0, self.n_resting - 1)
         if self._improves(measure):
             self.best, self.n_bad = measure, 0

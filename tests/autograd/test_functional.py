@@ -107,6 +107,14 @@ def test_jvp_of_containers_and_of_what_does_not_depend():
     assert_close(pushed["n"], np.zeros(2))
 
 
+@pytest.mark.parametrize("transform", [rx.jvp, rx.hvp])
+def test_primals_and_tangents_are_tuples(transform):
+    with pytest.raises(TypeError, match="primals must be a tuple .* got ndarray"):
+        transform(rx.sum, X, (X,))
+    with pytest.raises(TypeError, match="tangents must be a tuple .* got ndarray"):
+        transform(rx.sum, (X,), X)
+
+
 def test_jvp_inside_grad():
     got = rx.grad(lambda x: rx.sum(rx.jvp(rx.sin, (x,), (np.ones(3),))[1]))(X)
     assert_close(got, -np.sin(X))

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import pickle
 import threading
 import time
@@ -145,13 +146,14 @@ def test_a_complex_gradient_of_a_real_output_is_refused():
         (x * 3).backward(np.array([1.0, 1j]))
 
 
-def test_a_rule_of_another_shape_is_named():
+@pytest.mark.parametrize("shape", [(7,), (1,), ()], ids=str)
+def test_a_rule_of_another_shape_is_named(shape):
     @rx.custom_op
     def twice(x):
         return 2 * x
 
-    twice.defvjps(x=lambda g: np.ones(7))
-    with pytest.raises(ValueError, match="broadcast") as error:
+    twice.defvjps(x=lambda g: np.ones(shape))
+    with pytest.raises(ValueError, match="does not fit an argument of shape") as error:
         rx.sum(twice(leaf([1.0, 2.0]))).backward()
     assert "from the rule of twice() for its argument 'x'" in error.value.__notes__
 
@@ -638,6 +640,25 @@ def test_numpy_conversion_refuses_to_lose_a_graph():
     assert_close(np.asarray(rx.Tensor(np.ones(2))), [1.0, 1.0])
     with pytest.raises(TypeError, match="the graph would be lost"):
         np.asarray(leaf([1.0]))
+
+
+def test_number_conversion_refuses_to_lose_a_graph():
+    x = leaf([1.0, 2.0])
+    with pytest.raises(TypeError, match="does not become float by itself: the graph would be lost"):
+        x * math.sin(x[0])
+    with pytest.raises(TypeError, match="complex"):
+        complex(x[0])
+    with pytest.raises((TypeError, ValueError)):
+        np.zeros(2)[0] = x[0]
+    assert int(x[1]) == 2 and bool(x[0]) and math.sin(rx.stop_gradient(x[0])) == math.sin(1.0)
+
+
+def test_tensors_of_one_element_are_formatted_as_numbers():
+    x = leaf([1.0, 2.0])
+    assert f"{x[1]:.3f}" == "2.000" and f"{rx.sum(x):6.1e}" == "3.0e+00"
+    assert f"{x[0]}" == str(x[0])
+    with pytest.raises(ValueError):
+        f"{x:.3f}"
     with pytest.raises(BufferError, match="stop_gradient"):
         np.from_dlpack(leaf([1.0]))
 
