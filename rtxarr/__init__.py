@@ -22,7 +22,7 @@ from rtxarr._device import (
 )
 from rtxarr._info import API_VERSION as __array_api_version__
 from rtxarr._info import NamespaceInfo as __array_namespace_info__
-from rtxarr._names import instead_of_numpy
+from rtxarr._names import no_attribute
 from rtxarr.autograd import (
     Tensor,
     checkpoint,
@@ -127,8 +127,7 @@ __all__ = [
 def __getattr__(name):
     if name in _LAZY:
         return importlib.import_module(f"rtxarr.{name}")
-    hint = instead_of_numpy(name)
-    raise AttributeError(f"module 'rtxarr' has no attribute {name!r}{hint}")
+    raise no_attribute(__name__, name)
 
 
 def __dir__():

@@ -4,7 +4,7 @@ A stack of matrices lies in the last two axes. Functions of the standard that ar
 main namespace (``matmul``, ``matrix_transpose``, ``tensordot``, ``vecdot``) are the same ones.
 """
 
-from rtxarr._names import instead_of_numpy
+from rtxarr._names import no_attribute
 from rtxarr.ops._decompose import (
     EighResult,
     EigResult,
@@ -68,5 +68,4 @@ __all__ = [
 
 
 def __getattr__(name):
-    hint = instead_of_numpy(name)
-    raise AttributeError(f"module 'rtxarr.linalg' has no attribute {name!r}{hint}")
+    raise no_attribute(__name__, name)

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
+from rtxarr._names import no_attribute
 from rtxarr.dtypes import bfloat16
 from rtxarr.kernels import philox
 
@@ -537,6 +538,10 @@ def default_generator() -> Generator:
 def seed(n: int) -> None:
     """Restart the default generator from seed ``n``."""
     _default.load_state_dict(Generator(n).state_dict())
+
+
+def __getattr__(name: str) -> Any:
+    raise no_attribute(__name__, name)
 
 
 # ------------------------------------------------------------------------ recording and replay

@@ -1,10 +1,13 @@
 """What is said about unknown names."""
 
+import importlib
+import re
+
 import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr._names import _INSTEAD_OF_NUMPY, did_you_mean
+from rtxarr._names import _INSTEAD, did_you_mean
 
 
 @pytest.mark.parametrize(
@@ -15,23 +18,39 @@ def test_the_nearest_name_is_suggested_if_one_is_near(name, hint):
     assert did_you_mean(name, {"momentum": 0, "lr": 1}) == hint
 
 
-@pytest.mark.parametrize("name, instead", _INSTEAD_OF_NUMPY.items())
-def test_functions_that_numpy_names_otherwise_are_translated(name, instead):
-    assert hasattr(np, name) or hasattr(np.linalg, name)
+KNOWN = [
+    (module, *entry)
+    for module, table in _INSTEAD.items()
+    for entry in table.items()
+    if module != "rtxarr.linalg" or entry[0] not in rx.linalg.__all__
+]
+
+
+@pytest.mark.parametrize("module, name, instead", KNOWN)
+def test_names_of_other_libraries_are_translated(module, name, instead):
     with pytest.raises(AttributeError) as caught:
-        getattr(rx, name)
-    assert str(caught.value).endswith(f": write rtxarr.{instead}")
+        getattr(importlib.import_module(module), name)
+    assert str(caught.value) == f"module {module!r} has no attribute {name!r}: write {instead}"
+
+
+@pytest.mark.parametrize("instead", sorted({i for *_, i in KNOWN if i.startswith("rtxarr.")}))
+def test_translations_lead_to_something(instead):
     found = rx
-    for part in instead.partition("(")[0].split("."):
-        found = getattr(found, part)
-    assert callable(found)
+    for part in re.sub(r"\([^()]*\)", "()", instead).removeprefix("rtxarr.").split("."):
+        found = getattr(found, part.removesuffix("()"))
+        if part == "default_generator()":
+            found = found()
+    assert callable(found) or found is rx.nn.initializers
 
 
-def test_a_norm_is_translated_where_numpy_has_it():
-    with pytest.raises(AttributeError, match=r"has no attribute 'norm': write .*vector_norm\(x\)$"):
-        _ = rx.linalg.norm
+def test_the_translated_names_are_those_of_numpy():
+    for name in _INSTEAD["rtxarr"]:
+        assert hasattr(np, name) or hasattr(np.linalg, name)
+    for name in _INSTEAD["rtxarr.random"]:
+        assert hasattr(np.random, name) or hasattr(np.random.Generator, name)
 
 
-def test_other_names_have_no_translation():
+@pytest.mark.parametrize("module", [rx, rx.linalg, rx.nn, rx.random])
+def test_other_names_have_no_translation(module):
     with pytest.raises(AttributeError, match="has no attribute 'nope'$"):
-        _ = rx.nope
+        _ = module.nope

@@ -5,6 +5,7 @@ first, images as (batch, channels, height, width). :class:`BatchNorm` takes any 
 activations are functions of ``rtxarr``, as ``rx.relu``, or the modules here.
 """
 
+from rtxarr._names import no_attribute
 from rtxarr.nn import initializers
 from rtxarr.nn._activations import (
     ELU,
@@ -118,3 +119,7 @@ __all__ = [
     "nll_loss",
     "smooth_l1_loss",
 ]
+
+
+def __getattr__(name):
+    raise no_attribute(__name__, name)
