@@ -1,7 +1,6 @@
 """What is said about unknown names."""
 
 import importlib
-import re
 
 import numpy as np
 import pytest
@@ -35,11 +34,12 @@ def test_names_of_other_libraries_are_translated(module, name, instead):
 
 @pytest.mark.parametrize("instead", sorted({i for *_, i in KNOWN if i.startswith("rtxarr.")}))
 def test_translations_lead_to_something(instead):
+    path, _, method = instead.partition("().")
     found = rx
-    for part in re.sub(r"\([^()]*\)", "()", instead).removeprefix("rtxarr.").split("."):
-        found = getattr(found, part.removesuffix("()"))
-        if part == "default_generator()":
-            found = found()
+    for part in path.partition("(")[0].split(".")[1:]:
+        found = getattr(found, part)
+    if method:
+        found = getattr(found(), method.partition("(")[0])
     assert callable(found) or found is rx.nn.initializers
 
 
