@@ -104,6 +104,8 @@ class DataLoader:
         self.prefetch = _integer("prefetch", prefetch, 0)
         self.collate = collate
         self.transform = transform
+        if transform is None and collate is None and batch_size > 1:
+            _refuse_fields(dataset)
         self._transform_draws = transform is not None and _n_required(transform) > 1
         self.n_samples = _count_samples(dataset, self._arrays)
         if drop_last and self.n_samples < self.batch_size:
@@ -297,6 +299,19 @@ def _find_arrays(dataset: Any) -> list[Any]:
     arrays = [raw(x) for x in arrays]
     namespace(*arrays)  # refuses arrays of two libraries
     return arrays
+
+
+def _refuse_fields(dataset: Any) -> None:
+    """Refuse a list of arrays of one length that are no samples to stack: ``[x, y]``."""
+    if not (isinstance(dataset, list) and len(dataset) > 1 and all(map(is_array, dataset))):
+        return
+    arrays = [raw(x) for x in dataset]
+    lengths = {x.shape[:1] for x in arrays}
+    if len(lengths) == 1 and len({(x.shape, x.dtype) for x in arrays}) > 1:
+        raise TypeError(
+            "dataset must be a tuple or dict of arrays of one length, got a list of them, which "
+            f"means {len(arrays)} samples: write (x, y) for [x, y]"
+        )
 
 
 def _count_samples(dataset: Any, arrays: list[Any]) -> int:

@@ -450,6 +450,17 @@ def test_bad_arguments(arguments, options, error, match):
         DataLoader(*arguments, **options)
 
 
+@pytest.mark.parametrize("y", [np.arange(5), np.zeros((5, 1)), np.zeros((5, 3), np.float32)])
+def test_a_list_of_fields_is_no_dataset_of_samples(y):
+    x = np.zeros((5, 3))
+    with pytest.raises(TypeError, match=r"got a list of them, which means 2 samples: write \(x, y"):
+        DataLoader([x, y], 4)
+    assert len(DataLoader([x, y], 4, collate=list)) == 1
+    assert len(DataLoader([x, y], 4, transform=np.sum)) == 1
+    assert len(DataLoader([x, y], 1)) == 2
+    assert len(DataLoader([x, x], 2)) == 1
+
+
 def test_repr():
     assert repr(loader_of()) == (
         "DataLoader(10 samples, batch_size=3, device='cpu', epoch=0, position=0)"
