@@ -42,6 +42,8 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
     if os.path.lexists(target) and not os.path.isfile(target):
         raise OSError(errno.EINVAL, "path must name a regular file", os.fspath(path))
     folder, name = os.path.split(target)
+    if not os.path.lexists(folder):
+        raise FileNotFoundError(errno.ENOENT, "the folder to write to does not exist", folder)
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:

@@ -206,7 +206,8 @@ def _encode(node: Any, trail: tuple[str, ...], arrays: dict[str, Any]) -> Any:
 
 def _escape(key: Any, trail: tuple[str, ...]) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"keys of state must be str, got {key!r} in {'.'.join(trail)!r}")
+        where = repr(".".join(trail)) if trail else "state itself"
+        raise TypeError(f"keys of state must be str, got {key!r} in {where}")
     return f"${key}" if key.startswith("$") else key
 
 

@@ -134,5 +134,8 @@ def test_refuses_a_folder(tmp_path):
 
 
 def test_needs_the_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match="missing"):
+    with pytest.raises(FileNotFoundError) as caught:
         write(tmp_path / "missing" / "file", b"")
+    said = f"the folder to write to does not exist: '{tmp_path / 'missing'}'"
+    assert str(caught.value) == f"[Errno 2] {said}"
+    assert not hasattr(caught.value, "__notes__")  # there is no file that could be as before

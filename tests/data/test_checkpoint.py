@@ -179,13 +179,14 @@ def test_any_state_round_trips(tmp_path_factory, state):
     [
         ([1], TypeError, "state must be a dict, got list"),
         ({"a": {1: 2}}, TypeError, "keys of state must be str, got 1 in 'a'"),
+        ({1: 2}, TypeError, "keys of state must be str, got 1 in state itself"),
         ({"a": [1, {2}]}, TypeError, "got set at 'a.1'"),
         ({"a": b"bytes"}, TypeError, "got bytes at 'a'"),
         ({"a": len}, TypeError, "got builtin_function_or_method at 'a'"),
         ({"a": 1j}, TypeError, "got complex at 'a'"),
         ({"a": np.array([None])}, TypeError, "'a' must have one of the dtypes"),
     ],
-    ids=["list", "int key", "set", "bytes", "function", "complex", "object array"],
+    ids=["list", "int key", "top key", "set", "bytes", "function", "complex", "object array"],
 )
 def test_refuses_to_save(tmp_path, state, error, match):
     save_checkpoint(tmp_path / "c", {"old": 1})
