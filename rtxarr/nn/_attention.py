@@ -11,7 +11,7 @@ from rtxarr.nn._linear import Linear
 from rtxarr.nn._module import Module
 from rtxarr.nn._norm import LayerNorm, RMSNorm
 from rtxarr.nn._text import call_text
-from rtxarr.ops._check import check_rate
+from rtxarr.ops._check import check_rate, check_sizes
 
 
 class MultiHeadAttention(Module):
@@ -75,11 +75,17 @@ class MultiHeadAttention(Module):
     ):
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
         context_features = n_features if context_features is None else context_features
-        if n_heads < 1 or n_features < 1 or n_features % n_heads:
+        check_sizes(
+            n_features=n_features,
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            context_features=context_features,
+        )
+        if n_features % n_heads:
             raise ValueError(
-                f"n_features must be a positive multiple of n_heads, got {n_features} and {n_heads}"
+                f"n_features must be a multiple of n_heads, got {n_features} and {n_heads}"
             )
-        if n_kv_heads < 1 or n_heads % n_kv_heads:
+        if n_heads % n_kv_heads:
             raise ValueError(f"n_kv_heads must divide n_heads, got {n_kv_heads} and {n_heads}")
         self.n_features, self.n_heads, self.n_kv_heads = n_features, n_heads, n_kv_heads
         self.context_features = context_features
@@ -181,6 +187,7 @@ class TransformerBlock(Module):
         device: str | Device | None = None,
         generator: Any = None,
     ):
+        check_sizes(n_features=n_features, n_heads=n_heads)
         norms = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}
         if norm not in norms:
             raise ValueError(f"norm must be one of {', '.join(norms)}, got {norm!r}")

@@ -8,6 +8,7 @@ from rtxarr.nn import initializers
 from rtxarr.nn._module import Module
 from rtxarr.nn._parameter import Parameter
 from rtxarr.nn._text import call_text
+from rtxarr.ops._check import check_sizes
 from rtxarr.ops._windows import per_axis
 
 Ints = int | tuple[int, ...]
@@ -112,11 +113,11 @@ class _ConvTranspose(Module):
 def _kernel(module, kernel_size, in_channels, out_channels, groups):
     """Give the kernel's shape after checking it and the channels."""
     kernel = per_axis("kernel_size", kernel_size, module.n_axes, 1)
-    for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
-        if not isinstance(groups, int) or groups < 1 or value < 1 or value % groups:
-            raise ValueError(
-                f"{name} must be a positive multiple of groups, got {value} and groups {groups}"
-            )
+    channels = {"in_channels": in_channels, "out_channels": out_channels}
+    check_sizes(**channels, groups=groups)
+    for name, value in channels.items():
+        if value % groups:
+            raise ValueError(f"{name} must be a multiple of groups, got {value} and {groups}")
     return kernel
 
 

@@ -9,6 +9,7 @@ from rtxarr.nn._module import Module
 from rtxarr.nn._parameter import Parameter
 from rtxarr.nn._text import call_text
 from rtxarr.nn.initializers import normal
+from rtxarr.ops._check import check_sizes
 
 
 class Linear(Module):
@@ -50,6 +51,7 @@ class Linear(Module):
         device: str | Device | None = None,
         generator: Any = None,
     ):
+        check_sizes(in_features=in_features, out_features=out_features)
         options = {"dtype": dtype, "device": device, "generator": generator}
         self.in_features, self.out_features = in_features, out_features
         self.weight = Parameter((out_features, in_features), init=weight_init, **options)
@@ -97,6 +99,7 @@ class Embedding(Module):
         device: str | Device | None = None,
         generator: Any = None,
     ):
+        check_sizes(n_embeddings=n_embeddings, n_features=n_features)
         self.n_embeddings, self.n_features = n_embeddings, n_features
         self.padding_index = padding_index
         self.weight = Parameter(

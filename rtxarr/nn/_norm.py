@@ -10,6 +10,7 @@ from rtxarr.dtypes import accumulator
 from rtxarr.nn._module import Module
 from rtxarr.nn._parameter import Buffer, Parameter
 from rtxarr.nn._text import call_text
+from rtxarr.ops._check import check_sizes
 
 
 class LayerNorm(Module):
@@ -39,6 +40,7 @@ class LayerNorm(Module):
         dtype: Any = None,
         device: str | Device | None = None,
     ):
+        check_sizes(n_features=n_features)
         self.n_features = n_features
         self.eps = eps
         self.weight = Parameter((n_features,), init="ones", dtype=dtype, device=device)
@@ -76,6 +78,7 @@ class RMSNorm(Module):
         dtype: Any = None,
         device: str | Device | None = None,
     ):
+        check_sizes(n_features=n_features)
         self.n_features = n_features
         self.eps = eps
         self.weight = Parameter((n_features,), init="ones", dtype=dtype, device=device)
@@ -113,10 +116,10 @@ class GroupNorm(Module):
         dtype: Any = None,
         device: str | Device | None = None,
     ):
-        if n_groups < 1 or n_channels < 1 or n_channels % n_groups:
+        check_sizes(n_groups=n_groups, n_channels=n_channels)
+        if n_channels % n_groups:
             raise ValueError(
-                f"n_channels must be a positive multiple of n_groups, got {n_channels} and "
-                f"{n_groups}"
+                f"n_channels must be a multiple of n_groups, got {n_channels} and {n_groups}"
             )
         self.n_groups, self.n_channels = n_groups, n_channels
         self.eps = eps
@@ -166,6 +169,7 @@ class BatchNorm(Module):
         dtype: Any = None,
         device: str | Device | None = None,
     ):
+        check_sizes(n_channels=n_channels)
         if not 0 < momentum <= 1:
             raise ValueError(f"momentum must lie in (0, 1], got {momentum}")
         self.n_channels = n_channels

@@ -11,6 +11,7 @@ from rtxarr.nn._module import Module
 from rtxarr.nn._parameter import Parameter
 from rtxarr.nn._scan import gru_scan, lstm_scan, where_kept
 from rtxarr.nn._text import call_text
+from rtxarr.ops._check import check_sizes
 
 
 class _Direction(Module):
@@ -41,13 +42,7 @@ class _Recurrent(Module):
         device: str | Device | None = None,
         generator: Any = None,
     ):
-        for name, value in (
-            ("in_features", in_features),
-            ("n_features", n_features),
-            ("n_layers", n_layers),
-        ):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an int >= 1, got {value!r}")
+        check_sizes(in_features=in_features, n_features=n_features, n_layers=n_layers)
         self.in_features, self.n_features, self.n_layers = in_features, n_features, n_layers
         self.bidirectional = bidirectional
         self.bias = bias

@@ -52,6 +52,15 @@ def check_count(name, value):
         raise ValueError(f"{name} must be at least 0, got {value}")
 
 
+def check_sizes(**sizes):
+    """Refuse what is no int of at least one."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {value!r}")
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
 def generator_or_default(generator):
     """Give the generator to draw from, refusing anything else."""
     from rtxarr.random import Generator, default_generator  # loaded on first use

@@ -1,6 +1,8 @@
 """Layers: shapes, modes, text, bad arguments, and gradients by their parameters."""
 
 import math
+import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -326,8 +328,8 @@ def test_dropout_between_recurrent_layers():
             ValueError,
             r"lengths must be integers of shape \(2,\), got dtype int64 and shape \(3,\)",
         ),
-        (lambda: nn.GRU(2, 0), ValueError, "n_features must be an int >= 1, got 0"),
-        (lambda: nn.LSTM(2, 3, n_layers=0), ValueError, "n_layers must be an int >= 1, got 0"),
+        (lambda: nn.GRU(2, 0), ValueError, "n_features must be at least 1, got 0"),
+        (lambda: nn.LSTM(2, 3, n_layers=0), ValueError, "n_layers must be at least 1, got 0"),
     ],
 )
 def test_bad_recurrent_arguments(call, error, message):
@@ -340,12 +342,12 @@ def test_bad_recurrent_arguments(call, error, message):
     [
         (lambda: nn.Conv2d(3, 4, (3, 3, 3)), r"kernel_size must be an int >= 1 or 2 of them"),
         (lambda: nn.Conv2d(3, 4, 0), "kernel_size must be an int >= 1 or 2 of them, got 0"),
-        (lambda: nn.Conv1d(3, 4, 3, groups=2), "in_channels must be a positive multiple of groups"),
-        (lambda: nn.Conv1d(4, 3, 3, groups=2), "out_channels must be a positive multiple"),
-        (lambda: nn.Conv1d(4, 4, 3, groups=0), "multiple of groups, got 4 and groups 0"),
-        (lambda: nn.GroupNorm(3, 4), "n_channels must be a positive multiple of n_groups, got 4"),
+        (lambda: nn.Conv1d(3, 4, 3, groups=2), "in_channels must be a multiple of groups"),
+        (lambda: nn.Conv1d(4, 3, 3, groups=2), "out_channels must be a multiple"),
+        (lambda: nn.Conv1d(4, 4, 3, groups=0), "groups must be at least 1, got 0"),
+        (lambda: nn.GroupNorm(3, 4), "n_channels must be a multiple of n_groups, got 4"),
         (lambda: nn.BatchNorm(3, momentum=0), r"momentum must lie in \(0, 1\], got 0"),
-        (lambda: nn.MultiHeadAttention(7, 2), "n_features must be a positive multiple of n_heads"),
+        (lambda: nn.MultiHeadAttention(7, 2), "n_features must be a multiple of n_heads"),
         (lambda: nn.MultiHeadAttention(8, 4, n_kv_heads=3), "n_kv_heads must divide n_heads"),
         (lambda: nn.MultiHeadAttention(8, 2)(draw(8)), r"x must have shape \(..., n_steps, n_fea"),
         (lambda: nn.TransformerBlock(8, 2, norm="norm"), "norm must be one of layer_norm, rms_n"),
@@ -357,6 +359,33 @@ def test_bad_recurrent_arguments(call, error, message):
 def test_bad_layer_arguments(call, message):
     with rx.device("cpu"), pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("layer", "sizes"),
+    [
+        (nn.LayerNorm, ["n_features"]),
+        (nn.RMSNorm, ["n_features"]),
+        (nn.BatchNorm, ["n_channels"]),
+        (nn.GroupNorm, ["n_groups", "n_channels"]),
+        (nn.Linear, ["in_features", "out_features"]),
+        (nn.Embedding, ["n_embeddings", "n_features"]),
+        (partial(nn.Conv2d, kernel_size=3), ["in_channels", "out_channels", "groups"]),
+        (partial(nn.ConvTranspose1d, kernel_size=3), ["in_channels", "out_channels", "groups"]),
+        (nn.LSTM, ["in_features", "n_features", "n_layers"]),
+        (nn.MultiHeadAttention, ["n_features", "n_heads", "n_kv_heads", "context_features"]),
+        (nn.TransformerBlock, ["n_features", "n_heads"]),
+    ],
+)
+def test_sizes_are_positive_ints(layer, sizes):
+    good = dict.fromkeys(sizes, 2)
+    layer(**good, device="cpu")
+    for name in sizes:
+        for bad, said in [((3,), "an int, got (3,)"), (2.0, "an int, got 2.0"), (True, "an int")]:
+            with pytest.raises(TypeError, match=re.escape(f"{name} must be {said}")):
+                layer(**{**good, name: bad})
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+            layer(**{**good, name: 0})
 
 
 # ------------------------------------------------------------------------- functional_call
