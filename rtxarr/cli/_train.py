@@ -94,6 +94,8 @@ def train(
             f"{word}: saved after epoch {n_done} of {plan.config.epochs}. Go on with\n  {command}"
         )
         return 128 + result.signal
+    if result.was_finished:
+        print(f"finished already: {n_done} of {plan.config.epochs} epochs")
     for note in result.notes:
         print(note)
     print(f"test accuracy {result.test_accuracy:.4f}, parameters of epoch {result.best['epoch']}")

@@ -24,6 +24,9 @@ class Recipe:
     model : Module
     baselines : dict
         For ``"loss"`` and ``"accuracy"``, ``(value, name)`` of what to compare the curves with.
+    files : tuple of str
+        What :meth:`finish` leaves. A finished run that is resumed calls it where one is missing,
+        or where none is named.
     stateful : tuple of str
         The attributes, each with ``state_dict`` and ``load_state_dict``, that a resumed run needs.
     """
@@ -31,6 +34,7 @@ class Recipe:
     name: ClassVar[str]
     Config: ClassVar[type[Config]]
     stateful: ClassVar[tuple[str, ...]] = ("model", "optimizer")
+    files: ClassVar[tuple[str, ...]] = ()
     model: Any
     baselines: Mapping[str, tuple[float, str]] = MappingProxyType({})
 

@@ -56,6 +56,8 @@ class Result:
         The signal that interrupted it.
     notes : list of str
         What the recipe has to show.
+    was_finished : bool
+        Whether the resumed run had all its epochs.
     """
 
     history: list[dict[str, Any]]
@@ -63,6 +65,7 @@ class Result:
     test_accuracy: float | None = None
     signal: int | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
+    was_finished: bool = False
 
 
 class Watch:
@@ -103,7 +106,8 @@ def run(
     device : str or Device, default the current device
     resume : bool, default False
         Go on with the run in ``out``: the metrics, except for ``epoch_ms``, are those of a run
-        that was not interrupted. On another device they differ in the last digits.
+        that was not interrupted. On another device they differ in the last digits. Of a finished
+        run, files that are missing are written again, and nothing else.
     watch : Watch, optional
         Is told about every epoch.
 
@@ -143,11 +147,15 @@ def run(
             loop.save()
         else:
             loop.load(saved)
-        loop.train(config.epochs, stop, watch or Watch())
+        watch = watch or Watch()
+        watch.begin(config.epochs, len(loop.history))
+        was_finished = len(loop.history) == config.epochs
+        if not was_finished:
+            loop.train(config.epochs, stop, watch)
         stop.at_once = True  # there is nothing more to save
         if stop.signal is not None:
             return Result(loop.history, loop.best, signal=stop.signal)
-        return loop.finish()
+        return loop.finish(was_finished)
 
 
 def read_identity(folder: str | os.PathLike) -> dict[str, Any]:
@@ -285,7 +293,6 @@ class _Loop:
         self.saved_at = time.monotonic()
 
     def train(self, n_epochs: int, stop: "_Stop", watch: Watch) -> None:
-        watch.begin(n_epochs, len(self.history))
         # Entries that the checkpoint does not know are of epochs that are trained again.
         self._write_metrics()
         while len(self.history) < n_epochs and stop.signal is None:
@@ -352,26 +359,37 @@ class _Loop:
                 f"{self.folder / CHECKPOINT}: {name} does not fit: {why}"
             ) from error
 
-    def finish(self) -> Result:
-        """Test the best parameters and write them and the pictures."""
+    def finish(self, was_finished: bool) -> Result:
+        """Test the best parameters and write them and the pictures, or what is missing of them."""
         from rtxarr.recipes._pictures import draw_curves
 
         training = self.training
         training.model.load_state_dict(self.best_model)
         test_accuracy = float(training.evaluate("test")[1])
         self.history[-1]["test_accuracy"] = test_accuracy
-        self._write_metrics()
-        save_arrays(self.folder / MODEL, self.best_model)
-        draw_curves(
-            self.folder / CURVES,
-            training.name,
-            self.history,
-            self.best,
-            test_accuracy,
-            training.baselines,
+
+        def lacks(*names: str) -> bool:
+            return not (was_finished and all((self.folder / name).exists() for name in names))
+
+        if lacks(METRICS) or b"test_accuracy" not in (self.folder / METRICS).read_bytes():
+            self._write_metrics()
+        if lacks(MODEL):
+            save_arrays(self.folder / MODEL, self.best_model)
+        if lacks(CURVES):
+            draw_curves(
+                self.folder / CURVES,
+                training.name,
+                self.history,
+                self.best,
+                test_accuracy,
+                training.baselines,
+            )
+        notes = []
+        if not training.files or lacks(*training.files):
+            notes = training.finish(self.folder)
+        return Result(
+            self.history, self.best, test_accuracy, notes=notes, was_finished=was_finished
         )
-        notes = training.finish(self.folder)
-        return Result(self.history, self.best, test_accuracy, notes=notes)
 
     def _write_metrics(self) -> None:
         with atomic_write(self.folder / METRICS) as file:

@@ -62,6 +62,7 @@ class Recipe(Base):
     """Transformer on the characters of Python's help topics."""
 
     name = "char-transformer"
+    files = ("sample.txt",)
     Config = CharConfig
 
     def __init__(self, config, *, seed):
@@ -79,11 +80,9 @@ class Recipe(Base):
         )
         matrices = [p for p in self.model.parameters() if p.ndim > 1]
         vectors = [p for p in self.model.parameters() if p.ndim < 2]
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = optim.AdamW(
-            [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
-            lr=config.lr,
-            betas=(0.9, 0.95),
-            weight_decay=config.weight_decay,
+            groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
         n_steps = config.epochs * config.steps
         self.schedule = optim.CosineSchedule(config.lr, n_steps, warmup=n_steps // 10)

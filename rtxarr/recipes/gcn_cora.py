@@ -79,6 +79,7 @@ class Recipe(Base):
     """Graph convolutional network on the Cora citation graph: 2708 papers, 7 topics."""
 
     name = "gcn-cora"
+    files = ("embedding.png",)
     Config = GCNConfig
 
     def __init__(self, config, *, seed):

@@ -177,6 +177,22 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     result = run(Recipe, out=tmp_path, device="cpu", resume=True)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     assert result.test_accuracy is not None
+    assert result.was_finished
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "curves.png", "note.txt"])
+def test_resuming_a_finished_run_writes_what_is_missing(tmp_path, name):
+    class Named(Recipe):
+        files = ("note.txt",)
+
+    assert not run(Named, out=tmp_path, device="cpu").was_finished
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    run(Named, out=tmp_path, device="cpu", resume=True)
+    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert {n for n in after if after[n] != before.get(n)} == {name}
+    assert name == "curves.png" or (tmp_path / name).read_bytes() == whole
 
 
 def test_second_signal_stops_at_once(tmp_path):
