@@ -1,13 +1,13 @@
 """The commands and their options; what they do is imported when they run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 app = typer.Typer(
     help="Train the recipes of rtxarr and look at what this machine has.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -22,17 +22,34 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+class _Train(TyperCommand):
+    """Says how a setting is given where it is taken for an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # NoSuchOption, which is click's or typer's own
+            from rtxarr.cli import _train
+
+            key = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+            if _train.is_setting(key):
+                error.message += f": settings of a recipe are given as --set {key}=VALUE"
+            raise
+
+
+@app.callback(invoke_without_command=True)
 def _rtx(
+    ctx: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    pass
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
 
 
-@app.command()
+@app.command(cls=_Train)
 def train(
     recipe: Annotated[
         str | None,

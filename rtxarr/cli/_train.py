@@ -32,6 +32,15 @@ def show_recipes(name: str | None = None) -> int:
     return 0
 
 
+def is_setting(key: str) -> bool:
+    """Tell whether one of the recipes has a setting of that name."""
+    return any(
+        field.name == key
+        for name in recipes.NAMES
+        for field in dataclasses.fields(recipes.load(name).Config)
+    )
+
+
 def train(
     name: str | None,
     *,

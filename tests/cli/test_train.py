@@ -139,6 +139,23 @@ def test_mistakes_are_named(args, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("option", [["--weight-decay", "0.1"], ["--weight_decay=0.1"]])
+def test_a_setting_taken_for_an_option_is_told_how_to_be_given(option, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = invoke("gcn-cora", *option)
+    said = f"{option[0].partition('=')[0]}: settings of a recipe are given as --set weight_decay="
+    assert (result.exit_code, said in result.output) == (2, True), result.output
+    result = invoke("gcn-cora", "--nope")
+    assert (result.exit_code, "--set" in result.output) == (2, False), result.output
+
+
+def test_the_command_alone_prints_the_help():
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == 0
+    assert result.output == CliRunner().invoke(app, ["--help"]).output
+    assert "Train a recipe" in result.output
+
+
 def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path):
     assert invoke(*SMALL, "--out", "a").exit_code == 0
     before = (tmp_path / "a" / "metrics.jsonl").read_bytes()
