@@ -28,9 +28,10 @@ class _Train(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:  # NoSuchOption, which is click's or typer's own
+        except Exception as caught:  # NoSuchOption, which is click's or typer's own
             from rtxarr.cli import _train
 
+            error: Any = caught
             key = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
             if _train.is_setting(key):
                 error.message += f": settings of a recipe are given as --set {key}=VALUE"
