@@ -1,9 +1,13 @@
 """Sphinx configuration: pages in Markdown, the API reference from docstrings."""
 
 import os
+import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("RTXARR_DEVICE", "cpu")  # the examples print CPU arrays
 
+import families
 import rtxarr
 
 project = "rtxarr"
@@ -29,7 +33,10 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings give types, with shapes
 autosummary_generate = True
 autosummary_ignore_module_all = False
-autosummary_context = {"dtypes": ", ".join(rtxarr.dtypes.DTYPES)}  # NumPy documents them
+autosummary_context = {
+    "dtypes": ", ".join(rtxarr.dtypes.DTYPES),  # NumPy documents them
+    "families": families.FAMILIES,
+}
 napoleon_google_docstring = False
 napoleon_use_param = False  # types are prose ("array, shape (n,)"), not names to link
 napoleon_use_rtype = False

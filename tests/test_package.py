@@ -210,3 +210,12 @@ def test_version_is_the_one_in_the_metadata():
 
 def test_type_marker_is_shipped():
     assert (Path(rtxarr.__file__).parent / "py.typed").exists()
+
+
+def test_the_documentation_has_each_function_in_one_family(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    families = importlib.import_module("families").FAMILIES
+    public = [name for name in rtxarr.__all__ if not name.startswith("_")]
+    functions = [name for name in public if callable(getattr(rtxarr, name))]
+    listed = [name for names in families.values() for name in names]
+    assert sorted(listed) == sorted(set(functions) - set(rtxarr.dtypes.DTYPES))
