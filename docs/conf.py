@@ -8,6 +8,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("RTXARR_DEVICE", "cpu")  # the examples print CPU arrays
 
 import families
+
 import rtxarr
 
 project = "rtxarr"
