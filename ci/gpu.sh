@@ -38,9 +38,14 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv | tee "$out
 # Without this, every test would be skipped and the run would pass.
 "$python" -c 'import cupy, sys; sys.exit(None if cupy.is_available() else "CuPy sees no GPU")'
 
+# Several processes where pytest-xdist is there; pytest-benchmark warns beside it, an error here.
+workers=()
+if "$python" -c 'import xdist' 2>/dev/null; then
+    workers=(-p no:benchmark -n "${WORKERS:-8}" --dist worksteal)
+fi
 # The marker also picks the `xp[cupy]` case of every test over array backends.
 RTXARR_TEST_BACKENDS=cupy,numpy run tests \
-    "$python" -m pytest -m gpu --junitxml="$out/tests.xml"
+    "$python" -m pytest -m gpu "${workers[@]}" --junitxml="$out/tests.xml"
 for peer in asv_benchmarks/peers/*.py; do
     name=$(basename "$peer" .py)
     [[ $name == _* ]] || run "peer-$name" "$python" "$peer" --json "$out/peer-$name.json"
