@@ -63,11 +63,7 @@ def contestants():
 
     library = ctypes.CDLL("libcuda.so.1")
     pointer, number = ctypes.c_void_p, ctypes.c_uint
-    library.cuLaunchKernel.argtypes = [
-        ctypes.c_void_p,
-        *[ctypes.c_uint] * 7,
-        *[ctypes.c_void_p] * 3,
-    ]
+    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, *[pointer] * 3]
 
     def through_ctypes():
         packed.write(packed.buffer, 0, *flat)
