@@ -8,6 +8,7 @@ import platform
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -198,6 +199,7 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         import fcntl
     except ImportError:  # Windows, which has no locks of folders
+        _warn_unlocked(folder, "this system cannot lock a folder")
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -208,11 +210,19 @@ def _locked(folder: Path) -> Iterator[None]:
             raise RunError(
                 f"another run is writing to {folder}: wait for its end or choose another folder"
             ) from None
-        except OSError:  # a file system without locks
-            pass
+        except OSError as error:  # a file system without locks
+            _warn_unlocked(folder, error.strerror)
         yield
     finally:
         os.close(descriptor)
+
+
+def _warn_unlocked(folder: Path, reason: str | None) -> None:
+    warnings.warn(
+        f"{folder} could not be locked ({reason}): start no other run in it",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def _load(folder: Path, identity: dict) -> dict[str, Any]:

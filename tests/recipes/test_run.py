@@ -1,9 +1,11 @@
 """The training loop, with a recipe that takes no time."""
 
 import dataclasses
+import errno
 import json
 import re
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -257,6 +259,21 @@ def test_a_folder_that_another_run_writes_to_is_refused(tmp_path, resume):
     result = run(Recipe, out=tmp_path, device="cpu", watch=Twice())
     assert len(result.history) == 6
     run(Recipe, out=tmp_path, device="cpu", resume=True)  # the lock ends with the run
+
+
+@pytest.mark.parametrize("missing", ["locks of the file system", "fcntl"])
+def test_a_folder_that_cannot_be_locked_is_said(tmp_path, monkeypatch, missing):
+    if missing == "fcntl":
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+    else:
+        fcntl = pytest.importorskip("fcntl")
+
+        def refuse(*_):
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.warns(RuntimeWarning, match="could not be locked .*: start no other run in it"):
+        assert len(run(Recipe, out=tmp_path, device="cpu").history) == 6
 
 
 def test_resuming_names_what_differs(tmp_path):
