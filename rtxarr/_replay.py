@@ -1,0 +1,135 @@
+"""What the host does anew before each replay of a captured step.
+
+A captured step repeats the launches it recorded, with the very arguments they had. What changes
+from step to step on the host, such as the place in a stream of random numbers or a learning rate,
+must therefore reach the kernels through memory: :func:`from_host`. In an eager step it is a plain
+copy to the GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rtxarr import _device
+
+__all__ = ["Recorder", "from_host", "on_replay", "recorder"]
+
+_BLOCK_BYTES = 1 << 16  # copies up to this size are staged at once, so the host may go on
+_ALIGNMENT = 16
+
+
+class _Thread(threading.local):
+    recorder: Recorder | None = None
+
+
+_thread = _Thread()
+
+
+def recorder() -> Recorder | None:
+    """Return what notes the host's part of the step that this thread is capturing, if any."""
+    return _thread.recorder
+
+
+def from_host(make: Callable[[], np.ndarray]) -> Any:
+    """Return what ``make()`` gives, on the current GPU; in a captured step, at each replay.
+
+    Parameters
+    ----------
+    make : callable
+        Gives a NumPy array of at most 64 KiB, each time of one shape and dtype. It may change
+        the host's state: it runs once for each step, eager or replayed, and in the same order.
+
+    Returns
+    -------
+    CuPy array
+    """
+    values = np.ascontiguousarray(make())
+    current = _thread.recorder
+    if current is not None:
+        return current.section(values, make)
+    out = _device.cupy.empty(values.shape, values.dtype)
+    _copy(out, values, values.nbytes)
+    return out
+
+
+def on_replay(function: Callable[[], None]) -> None:
+    """Call ``function`` before each replay of the step being captured; nothing when none is."""
+    if _thread.recorder is not None:
+        _thread.recorder.updates.append(lambda: function())
+
+
+def _copy(out: Any, values: np.ndarray, n_bytes: int) -> None:
+    """Start a copy to the GPU. ``values`` is pageable, so it may be changed on return."""
+    runtime = _device.cupy.cuda.runtime
+    stream = _device.cupy.cuda.get_current_stream().ptr
+    runtime.memcpyAsync(
+        out.data.ptr, values.ctypes.data, n_bytes, runtime.memcpyHostToDevice, stream
+    )
+
+
+class _Block:
+    """Memory on the GPU, its image on the host, and how much of it is taken."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.device = _device.cupy.empty(n_bytes, np.uint8)
+        self.host = np.zeros(n_bytes, np.uint8)
+        self.used = 0
+
+
+class Recorder:
+    """The host's part of one captured step; as a context manager, of what this thread does.
+
+    Attributes
+    ----------
+    updates : list of callable
+        To be called before each replay, in order.
+    """
+
+    def __init__(self) -> None:
+        self.updates: list[Callable[[], None]] = []
+        self._blocks: list[_Block] = []
+        # From outside the graph's pool, which is not in use yet: a replay must not write over it.
+        self._blocks.append(_Block(_BLOCK_BYTES))
+
+    def __enter__(self) -> Recorder:
+        if _thread.recorder is not None:
+            raise RuntimeError("a step that is being captured cannot capture another")
+        _thread.recorder = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _thread.recorder = None
+
+    def section(self, values: np.ndarray, make: Callable[[], np.ndarray]) -> Any:
+        """Return memory on the GPU that holds ``values``, and ``make()`` at each replay."""
+        n_bytes = values.nbytes
+        taken = -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+        block = self._blocks[-1]
+        if block.used + taken > block.host.size:
+            block = _Block(max(_BLOCK_BYTES, taken))
+            self._blocks.append(block)
+        part = slice(block.used, block.used + n_bytes)
+        block.used += taken
+        host = block.host[part].view(values.dtype).reshape(values.shape)
+        host[...] = values
+
+        def update() -> None:
+            host[...] = make()
+
+        self.updates.append(update)
+        return block.device[part].view(values.dtype).reshape(values.shape)
+
+    def refresh(self) -> None:
+        """Do the host's part of one more step."""
+        for update in self.updates:
+            update()
+
+    def upload(self) -> None:
+        """Copy what the host has made to the GPU, on the current stream."""
+        for block in self._blocks:
+            if block.used:
+                _copy(block.device, block.host, block.used)
