@@ -591,14 +591,13 @@ def _launcher() -> Any:
         raise RuntimeError(_missing_gpu("cuda:0"))
     try:
         from cuda import core
-        from cuda.bindings import driver
     except ImportError:
         raise ImportError(f"GPU kernels need cuda-core: {_INSTALL}") from None
 
     gpu_array = cupy.ndarray
     current_device = cupy.cuda.runtime.getDevice
     current_stream = cupy.cuda.get_current_stream
-    start = driver.cuLaunchKernel
+    start = cupy.cuda.driver.launchKernel
     kernels: dict[tuple, _Loaded] = {}
     shapes: dict[tuple, tuple | None] = {}
     thread = threading.local()
@@ -624,7 +623,7 @@ def _launcher() -> Any:
             if kind is gpu_array:
                 # numba's array argument: no owner, then size, itemsize, address, shape, strides.
                 dtype, lengths, memory = x.dtype, x.shape, x.data
-                key += (dtype, len(lengths), x._c_contiguous, memory.device_id)
+                key += (dtype.num, len(lengths), x._c_contiguous, memory.device_id)
                 flat += (0, 0, x.size, dtype.itemsize, memory.ptr)
                 flat += lengths
                 flat += x.strides
@@ -647,9 +646,7 @@ def _launcher() -> Any:
         except KeyError:
             packed = thread.packed[loaded.layout] = _Packed(loaded.layout)
         packed.write(packed.buffer, 0, *flat)
-        error = start(loaded.handle, *shape, 0, current_stream().ptr, packed.address, 0)[0]
-        if error:
-            raise RuntimeError(f"cuLaunchKernel failed with {error.name}")
+        start(loaded.handle, *shape, 0, current_stream().ptr, packed.address, 0)
 
     return launch
 
@@ -657,7 +654,7 @@ def _launcher() -> Any:
 class _Loaded(NamedTuple):
     """A kernel on a GPU: its handle, how its arguments lie, and what keeps it loaded."""
 
-    handle: Any
+    handle: int
     layout: str
     owner: Any
 
@@ -706,7 +703,6 @@ def _launch_simulated(kernel: Any, n: int | tuple, args: tuple, block: int | tup
 def _load_kernel(kernel: Any, args: tuple, device_id: int) -> _Loaded:
     """Load a kernel on a GPU, from the disk cache or freshly compiled."""
     from cuda import core
-    from cuda.bindings import driver
 
     from rtxarr import _compile, _kernel_cache
 
@@ -739,5 +735,4 @@ def _load_kernel(kernel: Any, args: tuple, device_id: int) -> _Loaded:
     name, code = found
     load = core.ObjectCode.from_cubin if code[:4] == b"\x7fELF" else core.ObjectCode.from_ptx
     loaded = load(code).get_kernel(name)
-    handle = driver.CUfunction(int(loaded.handle))
-    return _Loaded(handle, _compile.argument_layout(signature), loaded)
+    return _Loaded(int(loaded.handle), _compile.argument_layout(signature), loaded)

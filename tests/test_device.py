@@ -298,7 +298,6 @@ def stand_in(monkeypatch, tmp_path):
     """Put stand-ins where the launcher would touch a driver; give what it did."""
     import cupy
     from cuda import core
-    from cuda.bindings import driver
 
     done = SimpleNamespace(
         n_bytes=8, launches=[], loaded=[], stream=SimpleNamespace(ptr=0), device=0
@@ -306,7 +305,11 @@ def stand_in(monkeypatch, tmp_path):
     runtime = SimpleNamespace(getDevice=lambda: done.device)
     library = SimpleNamespace(
         ndarray=cupy.ndarray,
-        cuda=SimpleNamespace(runtime=runtime, get_current_stream=lambda: done.stream),
+        cuda=SimpleNamespace(
+            runtime=runtime,
+            get_current_stream=lambda: done.stream,
+            driver=SimpleNamespace(launchKernel=lambda *args: start(*args)),
+        ),
     )
 
     def load(cubin):
@@ -320,13 +323,11 @@ def stand_in(monkeypatch, tmp_path):
         first = ctypes.c_void_p.from_address(pointers).value
         slots = bytes((ctypes.c_char * done.n_bytes).from_address(first))
         done.launches.append(
-            SimpleNamespace(handle=int(handle), shape=tuple(shape), stream=stream, slots=slots)
+            SimpleNamespace(handle=handle, shape=tuple(shape), stream=stream, slots=slots)
         )
-        return (0,)
 
     monkeypatch.setattr(_device, "_cupy", lambda: library)
     monkeypatch.setattr(_device, "_gpu_count", lambda: 2)
-    monkeypatch.setattr(driver, "cuLaunchKernel", start)
     gpu = SimpleNamespace(set_current=lambda: None, compute_capability=(9, 0))
     monkeypatch.setattr(core, "Device", lambda index: gpu)
     monkeypatch.setattr(core, "ObjectCode", SimpleNamespace(from_cubin=load, from_ptx=load))

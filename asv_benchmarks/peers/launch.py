@@ -48,18 +48,18 @@ def contestants():
     loaded = _device._load_kernel(kernel, arrays, 0)
     flat = [v for a in arrays for v in (0, 0, a.size, a.itemsize, a.data.ptr, *a.shape, *a.strides)]
     packed = _device._Packed(loaded.layout)
-    handle = int(loaded.handle)
+    function = driver.CUfunction(loaded.handle)
     config = core.LaunchConfig(grid=GRID, block=BLOCK)
     raw = cupy.RawKernel(RAW, "add")
     count = np.int64(N)
 
     def through_driver():
         packed.write(packed.buffer, 0, *flat)
-        driver.cuLaunchKernel(loaded.handle, *GRID, *BLOCK, 0, 0, packed.address, 0)
+        driver.cuLaunchKernel(function, *GRID, *BLOCK, 0, 0, packed.address, 0)
 
     def through_cupy():
         packed.write(packed.buffer, 0, *flat)
-        cupy.cuda.driver.launchKernel(handle, *GRID, *BLOCK, 0, 0, packed.address, 0)
+        cupy.cuda.driver.launchKernel(loaded.handle, *GRID, *BLOCK, 0, 0, packed.address, 0)
 
     library = ctypes.CDLL("libcuda.so.1")
     pointer, number = ctypes.c_void_p, ctypes.c_uint
@@ -67,7 +67,7 @@ def contestants():
 
     def through_ctypes():
         packed.write(packed.buffer, 0, *flat)
-        library.cuLaunchKernel(handle, *GRID, *BLOCK, 0, 0, packed.address, None)
+        library.cuLaunchKernel(loaded.handle, *GRID, *BLOCK, 0, 0, packed.address, None)
 
     found = {
         "rtxarr": lambda: _device.launch(kernel, N, arrays),
