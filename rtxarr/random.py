@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr import _device
+from rtxarr import _device, _replay
 from rtxarr._names import no_attribute
 from rtxarr.dtypes import bfloat16
 from rtxarr.kernels import philox
@@ -60,6 +60,17 @@ class _Place:
 
     def copy(self) -> _Place:
         return _Place(self.key, self.stream, self.offset, self.spawned)
+
+    def go_to(self, other: _Place) -> None:
+        self.key, self.stream = other.key, other.stream
+        self.offset, self.spawned = other.offset, other.spawned
+
+    def advance(self, kind: str, n: int) -> int:
+        """Move past ``n`` values and return where they begin; the lock is held."""
+        width = philox.words_per_value(kind)
+        start = self.offset + self.offset % width
+        self.offset = start + n * width
+        return start
 
 
 class _Thread(threading.local):
@@ -105,7 +116,14 @@ class Generator:
         """Note where the stream stands before it is first used; the lock is held."""
         for log in _thread.logs:
             if self not in log:
-                log[self] = self._place().copy()
+                log[self] = place = self._place().copy()
+                follow = self._follower()
+                _replay.on_replay(lambda: place.go_to(follow()))
+
+    def _follower(self) -> Callable[[], _Place]:
+        """Return what gives this thread's place in the stream whenever it is called."""
+        replayed = _thread.replayed.get(self)
+        return lambda: self._own if replayed is None else replayed
 
     # -------------------------------------------------------------------------------- streams
 
@@ -156,19 +174,34 @@ class Generator:
 
     def _reserve(self, kind: str, n: int) -> tuple[_Place, int]:
         """Move the counter past ``n`` values; return whose it is and where they begin."""
-        width = philox.words_per_value(kind)
         with _lock:
             if _thread.logs:
                 self._log()
             place = self._place()
-            start = place.offset + place.offset % width
-            place.offset = start + n * width
+            start = place.advance(kind, n)
         return place, start
+
+    def _reserve_in_memory(self, kind: str, n: int) -> Any:
+        """Do the same in each replay of the step being captured; return the place on the GPU."""
+        with _lock:
+            self._log()
+        follow = self._follower()
+
+        def make() -> np.ndarray:
+            with _lock:
+                place = follow()
+                return np.array([place.advance(kind, n), place.stream, place.key], _U)
+
+        return _replay.from_host(make)
 
     def _draw(self, kind: str, shape: Any, dtype: Any, params: tuple, device: Any) -> Any:
         shape = _shape(shape)
         n = math.prod(shape)
         target = _device.device(device)
+        if target.kind == "cuda" and _replay.recorder() is not None:
+            at = self._reserve_in_memory(kind, n)
+            values = philox.fill_from_memory(kind, n, np.dtype(dtype), params, place=at)
+            return values.reshape(shape)
         place, start = self._reserve(kind, n)
         values = philox.fill(
             kind,
@@ -413,6 +446,18 @@ class Generator:
         """
         n = _integer("n", n, 0, 2**63)
         params = (_U(round((1.0 - _probability("rate", rate)) * 2**32)),)
+        if _replay.recorder() is not None:
+            at = self._reserve_in_memory("below32", n)
+
+            def piece_in_memory(start: int, shape: Any, device: Any = None) -> Any:
+                shape = _shape(shape)
+                options = {"place": at, "shift": start}
+                n = math.prod(shape)
+                return philox.fill_from_memory(
+                    "below32", n, np.dtype(np.bool), params, **options
+                ).reshape(shape)
+
+            return piece_in_memory
         place, first = self._reserve("below32", n)
         key, stream = place.key, place.stream
 
@@ -572,7 +617,10 @@ def replay_draws(log: dict[Generator, Any]) -> Iterator[None]:
     The generators themselves stay where they are, for what follows and for other threads.
     """
     before = _thread.replayed
-    _thread.replayed = {**before, **{generator: place.copy() for generator, place in log.items()}}
+    places = {generator: place.copy() for generator, place in log.items()}
+    for generator, place in places.items():
+        _replay.on_replay(functools.partial(place.go_to, log[generator]))
+    _thread.replayed = {**before, **places}
     try:
         yield
     finally:

@@ -52,17 +52,35 @@ _kinds = kinds(_device, _ARITHMETIC, _core)
 
 
 @functools.cache
-def kernel(kind: str, dtype: np.dtype):
+def kernel(kind: str, dtype: np.dtype, *, from_memory: bool = False):
     """Return ``fill(out, offset, stream, key, p0, ..., p5)``: one thread for each block it touches.
 
-    ``out`` is 1-D and C-contiguous.
+    ``out`` is 1-D and C-contiguous. ``from_memory`` gives ``fill(out, place, shift, p0, ..., p5)``
+    with ``offset - shift``, ``stream`` and ``key`` in the array ``place``.
     """
+    fill = _fill(kind, dtype)
+    if not from_memory:
+
+        @cuda.jit
+        def from_arguments(out, offset, stream, key, p0, p1, p2, p3, p4, p5):
+            fill(out, offset, stream, key, p0, p1, p2, p3, p4, p5)
+
+        return from_arguments
+
+    @cuda.jit
+    def from_array(out, place, shift, p0, p1, p2, p3, p4, p5):
+        fill(out, place[0] + shift, place[1], place[2], p0, p1, p2, p3, p4, p5)
+
+    return from_array
+
+
+def _fill(kind, dtype):
     value = _kinds[kind]
     philox = _core.philox
     _, scalar, _, store, _ = access(dtype, wide=False)
     wide = np.dtype(dtype) == np.float32
 
-    @cuda.jit
+    @_device
     def fill32(out, offset, stream, key, p0, p1, p2, p3, p4, p5):
         # Thread t makes block offset // 4 + t, whose first word is for out[first].
         thread = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
@@ -86,7 +104,7 @@ def kernel(kind: str, dtype: np.dtype):
         if first + 3 < out.size:
             store(out, first + 3, (v3,))
 
-    @cuda.jit
+    @_device
     def fill64(out, offset, stream, key, p0, p1, p2, p3, p4, p5):
         # Thread t makes block offset // 4 + t, whose first 64-bit word is for out[first].
         thread = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import _SIMULATING, Device, _device_namespace, launch
+from rtxarr._device import _SIMULATING, Device, _device_namespace, launch, namespace
 from rtxarr.dtypes import is_half
 from rtxarr.kernels._philox_core import Arithmetic, build, kinds
 
-__all__ = ["derive", "fill", "philox", "stream_words", "words_per_value"]
+__all__ = ["derive", "fill", "fill_from_memory", "philox", "stream_words", "words_per_value"]
 
 # Below this NumPy is faster than loading numba, and fast enough.
 _COMPILED_FROM = 65_536
@@ -65,20 +65,50 @@ def fill(
     -------
     array, shape (n,), on ``device``
     """
-    params = (*params, *(params[-1:] or (_U(0),)) * (6 - len(params)))
     if device.kind == "cuda" or _SIMULATING:
         from rtxarr.kernels._philox_cuda import kernel
 
         with device:
             out = _device_namespace(device).empty(n, dtype=dtype)
             n_threads = _n_blocks(kind, n, offset)
-            launch(kernel(kind, dtype), n_threads, (out, _U(offset), stream, key, *params))
+            launch(kernel(kind, dtype), n_threads, (out, _U(offset), stream, key, *_six(params)))
         return out
+    params = _six(params)
     if n > _COMPILED_FROM:
         return _fill_compiled(kind, n, dtype, params, key, stream, offset)
     words = words or functools.partial(stream_words, key=key, stream=stream)
     drawn = words(offset, n * words_per_value(kind))
     return _fill_numpy(kind, drawn, dtype, params, key, stream)
+
+
+def fill_from_memory(
+    kind: str, n: int, dtype: np.dtype, params: tuple, *, place: Any, shift: int = 0
+) -> Any:
+    """Return ``n`` values on the GPU of a stream whose place is read there.
+
+    Parameters
+    ----------
+    kind, n, dtype, params : as in :func:`fill`
+    place : array of uint64, shape (3,)
+        Offset, stream and key, as :func:`fill` takes them, on the current GPU.
+    shift : int, default 0
+        Added to the offset.
+
+    Returns
+    -------
+    array, shape (n,)
+    """
+    from rtxarr.kernels._philox_cuda import kernel
+
+    out = namespace(place).empty(n, dtype=dtype)
+    n_threads = _n_blocks(kind, n, 3)  # wherever in a block the draw begins
+    arguments = (out, place, _U(shift), *_six(params))
+    launch(kernel(kind, dtype, from_memory=True), n_threads, arguments)
+    return out
+
+
+def _six(params: tuple) -> tuple:
+    return (*params, *(params[-1:] or (_U(0),)) * (6 - len(params)))
 
 
 def words_per_value(kind: str) -> int:
