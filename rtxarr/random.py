@@ -116,9 +116,8 @@ class Generator:
         """Note where the stream stands before it is first used; the lock is held."""
         for log in _thread.logs:
             if self not in log:
-                log[self] = place = self._place().copy()
-                follow = self._follower()
-                _replay.on_replay(lambda: place.go_to(follow()))
+                log[self] = self._place().copy()
+                _replay.on_replay(functools.partial(_follow, log[self], self._follower()))
 
     def _follower(self) -> Callable[[], _Place]:
         """Return what gives this thread's place in the stream whenever it is called."""
@@ -625,6 +624,10 @@ def replay_draws(log: dict[Generator, Any]) -> Iterator[None]:
         yield
     finally:
         _thread.replayed = before
+
+
+def _follow(place: _Place, follower: Callable[[], _Place]) -> None:
+    place.go_to(follower())
 
 
 def _words(place: _Place, start: int, n: int) -> np.ndarray:

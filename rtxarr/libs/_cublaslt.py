@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _kernel_cache
-from rtxarr.libs._layout import Copies, Matrix, Unsupported, describe
+from rtxarr.libs._layout import Copies, Matrix, SplitsOnly, Unsupported, describe
 
 __all__ = ["WORKSPACE_BYTES", "CublasLt", "autotuning"]
 
@@ -134,7 +134,7 @@ class CublasLt:
         self._current_device = cupy.cuda.runtime.getDevice
         self._current_stream = cupy.cuda.get_current_stream
         self._handles: dict[int, int] = {}
-        self._plans: dict[tuple, _Plan | Copies | str] = {}
+        self._plans: dict[tuple, _Plan | Copies | Unsupported] = {}
         self._workspaces: dict[tuple, Any] = {}
         self._lock = threading.RLock()
         self.thread = threading.local()
@@ -184,8 +184,8 @@ class CublasLt:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._new_plan(key, pointers)
-        if isinstance(plan, str):
-            raise Unsupported(plan)
+        if isinstance(plan, Unsupported):
+            raise type(plan)(str(plan))
         if isinstance(plan, Copies):
             if copied:
                 raise Unsupported("rows more than 2 GiB apart")
@@ -222,7 +222,8 @@ class CublasLt:
         except self._error as error:
             if getattr(error, "status", None) not in _REFUSALS:
                 raise RuntimeError(f"cuBLASLt failed: {error}") from error
-            self._plans[key] = reason = f"refused when started: {error}"
+            reason = f"refused when started: {error}"
+            self._plans[key] = Unsupported(reason)
             raise Unsupported(reason) from None
         return result
 
@@ -286,7 +287,7 @@ class CublasLt:
             try:
                 plan = self._make(key, pointers)
             except Unsupported as reason:
-                plan = str(reason)
+                plan = type(reason)(str(reason))  # without the frames it came through
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[key] = plan
@@ -395,8 +396,8 @@ class CublasLt:
         if not found:
             raise Unsupported(f"no algorithm for {key[2]} with epilogue {key[1][0]}")
         if not usable:
-            # Those that do not split are far slower than CuPy's.
-            raise Unsupported("only algorithms that may lose part of a sum")
+            # Those that do not split are a hundred times slower.
+            raise SplitsOnly("only algorithms that may lose part of a sum")
         plan.choose(usable[0])
         if autotuning[0]:
             name = self._cupy.cuda.runtime.getDeviceProperties(device_id)["name"]

@@ -20,6 +20,10 @@ class Unsupported(Exception):
     """The library does not take this; the message says why, and is empty for empty operands."""
 
 
+class SplitsOnly(Unsupported):
+    """Every algorithm that the library names would split the sum where it may lose a part."""
+
+
 class Matrix(NamedTuple):
     """A matrix whose rows lie ``ld`` elements apart; its columns do if it is ``transposed``."""
 

@@ -22,7 +22,7 @@ from rtxarr._device import is_device_array, namespace
 from rtxarr.dtypes import DTYPES, is_half, result_type
 from rtxarr.libs import _cublaslt
 from rtxarr.libs._cublaslt import WORKSPACE_BYTES, CublasLt, recipe
-from rtxarr.libs._layout import Unsupported
+from rtxarr.libs._layout import SplitsOnly, Unsupported
 from rtxarr.libs._status import Provider
 
 __all__ = [
@@ -175,12 +175,37 @@ def try_matmul(
             library.may_share_memory(out, a) or library.may_share_memory(out, b)
         ):
             raise Unsupported("an out that may overlap an operand")
-        return library.run(
-            a, b, (kind, dtype, _tf32[0] if tf32 is None else tf32, 0, None), out, pointers
-        )
+        tf32 = _tf32[0] if tf32 is None else tf32
+        try:
+            return library.run(a, b, (kind, dtype, tf32, 0, None), out, pointers)
+        except SplitsOnly:
+            if epilogue is not None or out is not None or a.ndim != 2 or b.ndim != 2:
+                raise
+            return _in_pieces(library, a, b, bias, dtype or a.dtype, tf32)
     except Unsupported as reason:
         _refuse(reason)
         return None
+
+
+def _in_pieces(library, a, b, bias, dtype, tf32):
+    """Multiply pieces of the summed axis, as one stack of products, and add those up."""
+    (m, k), n = a.shape, b.shape[1]
+    size = _rounded(-(-k // 64), 256)
+    n_pieces = k // size
+    if n_pieces < 2:
+        raise Unsupported("only algorithms that may lose part of a sum")
+    wide = _F32 if is_half(a.dtype) else a.dtype
+    options = (_cublaslt.DEFAULT, wide, tf32, 0, None)
+    as_strided = _device.cupy.lib.stride_tricks.as_strided
+    left = as_strided(a, (n_pieces, m, size), (size * a.strides[1], *a.strides))
+    right = as_strided(b, (n_pieces, size, n), (size * b.strides[0], *b.strides))
+    total = library.run(left, right, options).sum(axis=0)
+    done = n_pieces * size
+    if done < k:
+        total += library.run(a[:, done:], b[done:], options)
+    if bias is not None:
+        total += bias
+    return total.astype(dtype, copy=False)
 
 
 def _vector(library, bias, b, dtype):

@@ -6,6 +6,7 @@ import numpy as np
 
 from rtxarr._device import is_device_array, namespace
 from rtxarr.autograd._op import differentiable
+from rtxarr.libs.blas import try_matmul
 from rtxarr.ops._elementwise import conj
 from rtxarr.ops._half import rounded_once
 from rtxarr.ops._manipulate import (
@@ -46,8 +47,7 @@ def matmul(x1, x2, /):
             "the last axis of x1 must match the second-to-last of x2 (the only one of a vector), "
             f"got shapes {x1.shape} and {x2.shape}"
         )
-    # CuPy's promotes bfloat16 and accumulates in float32 by itself.
-    return (_matmul if is_device_array(x1) else _matmul_in_single)(x1, x2)
+    return (_matmul_on_device if is_device_array(x1) else _matmul_in_single)(x1, x2)
 
 
 def _matmul(x1, x2):
@@ -55,6 +55,12 @@ def _matmul(x1, x2):
 
 
 _matmul_in_single = rounded_once(_matmul)
+
+
+def _matmul_on_device(x1, x2):
+    out = try_matmul(x1, x2)
+    # CuPy's promotes bfloat16 and accumulates in float32 by itself.
+    return _matmul(x1, x2) if out is None else out
 
 
 def _matmul_rule1(g, x2, x1_shape):

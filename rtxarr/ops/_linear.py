@@ -5,6 +5,7 @@ import math
 from rtxarr._device import is_device_array, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
+from rtxarr.libs.blas import matmul_bias_grad, try_matmul
 from rtxarr.ops._check import check_floating, check_index
 from rtxarr.ops._elementwise import where
 from rtxarr.ops._half import rounded_once, widen
@@ -34,6 +35,12 @@ def _affine(x, weight, bias):
 _affine_in_single = rounded_once(_affine)
 
 
+def _affine_on_device(x, weight, bias):
+    out = try_matmul(x, weight.T, bias=bias)
+    # The product itself takes half precision and accumulates in float32.
+    return _affine(x, weight, bias) if out is None else out
+
+
 @differentiable
 def linear(x, weight, bias=None):
     """Give ``x @ weight.T + bias``.
@@ -59,15 +66,22 @@ def linear(x, weight, bias=None):
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape {weight.shape[:1]}, got {bias.shape}")
-    # On a GPU the product itself takes half precision and accumulates in float32.
-    return (_affine if is_device_array(x) else _affine_in_single)(x, weight, bias)
+    return (_affine_on_device if is_device_array(x) else _affine_in_single)(x, weight, bias)
 
 
-linear.defvjps(
-    x=lambda g, weight, x_shape: reshape(matmul(_rows(g), weight), x_shape),
-    weight=lambda g, x: matmul(matrix_transpose(_rows(g)), _rows(x)),
-    bias=lambda g: sum(widen(_rows(g)), axis=0),
-)
+@linear.defvjp
+def _linear_rule(g, x, weight, x_shape, needs):
+    g = _rows(g)
+    of_x = reshape(matmul(g, weight), x_shape) if needs[0] else None
+    of_weight = of_bias = None
+    if needs[1] and needs[2] and is_device_array(g) and is_device_array(x) and g.dtype == x.dtype:
+        of_weight, of_bias = matmul_bias_grad(g.T, _rows(x))
+    else:
+        if needs[1]:
+            of_weight = matmul(matrix_transpose(g), _rows(x))
+        if needs[2]:
+            of_bias = sum(widen(g), axis=0)
+    return of_x, of_weight, of_bias
 
 
 def _samples(x):

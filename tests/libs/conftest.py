@@ -193,6 +193,11 @@ class FakeCuPy(types.ModuleType):
 
     ndarray = FakeArray
     may_share_memory = staticmethod(np.may_share_memory)
+    lib = types.SimpleNamespace(
+        stride_tricks=types.SimpleNamespace(
+            as_strided=lambda x, *shape: np.lib.stride_tricks.as_strided(x, *shape, subok=True)
+        )
+    )
 
     def __init__(self):
         super().__init__("cupy")

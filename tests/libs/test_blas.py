@@ -368,6 +368,22 @@ def test_sums_that_every_algorithm_may_lose_part_of_go_elsewhere(fake):
     assert dict(blas.status().refused) == {"only algorithms that may lose part of a sum": 2}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize(("k", "splits"), [(1030, (4, 3)), (1029, (4, 5)), (20_013, (5, 4))])
+def test_such_sums_are_cut_into_pieces_if_they_are_long(fake, dtype, k, splits):
+    fake.splits = splits
+    rng = np.random.default_rng(k)
+    a, b = (rng.integers(-1, 2, shape).astype(getattr(rx, dtype)) for shape in ((5, k), (k, 7)))
+    bias = rng.integers(-3, 3, 7).astype(a.dtype)
+    want = a.astype(np.float64) @ b.astype(np.float64) + bias
+    want = want.astype(np.float32).astype(a.dtype)
+    for left in (fake.array(a), fake.array(np.asfortranarray(a))):
+        got = blas.try_matmul(left, fake.array(b), bias=fake.array(bias))
+        assert got.dtype == a.dtype
+        assert_close(np.asarray(got), want, exact=True)
+    assert not blas.status().refused
+
+
 def test_plans_are_forgotten_in_order(fake, monkeypatch):
     monkeypatch.setattr(_cublaslt, "_MAX_PLANS", 3)
     for n in range(1, 8):
@@ -732,6 +748,29 @@ def test_gpu_capture_and_replay(served):
         graph.launch(stream)
         stream.synchronize()
         assert_close(d, want, exact=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_gpu_namespace_multiplies_through_the_library(served, dtype, monkeypatch):
+    """Values and gradients of ``matmul`` and ``linear`` over what a layer gets."""
+    monkeypatch.setattr(served, "matmul", None)  # whoever calls it fails
+    rng = np.random.default_rng(3)
+    dtype = getattr(rx, dtype)
+    for lead, k, n in (((5, 7), 33, 18), ((64,), 256, 128), ((2, 3, 20), 8, 1)):
+        shapes = ((*lead, k), (n, k), (n,), (*lead, n))
+        host_arrays = [rng.standard_normal(s).astype(np.float32).astype(dtype) for s in shapes]
+        x, w, bias, g = (a.astype(np.float64) for a in host_arrays)
+        tensors = [rx.Tensor(served.asarray(a), requires_grad=True) for a in host_arrays[:3]]
+        out = rx.linear(*tensors)
+        out.backward(served.asarray(host_arrays[3]))
+        rows, rows_of_g = x.reshape(-1, k), g.reshape(-1, n)
+        size = np.abs
+        check(out.data, x @ w.T + bias, size(x) @ size(w.T) + size(bias))
+        check(tensors[0].grad, g @ w, size(g) @ size(w))
+        check(tensors[1].grad, rows_of_g.T @ rows, size(rows_of_g.T) @ size(rows))
+        check(tensors[2].grad, rows_of_g.sum(0), size(rows_of_g).sum(0))
+        check(rx.matmul(tensors[0].data, tensors[1].data.T), x @ w.T, size(x) @ size(w.T))
 
 
 @pytest.mark.gpu
