@@ -26,7 +26,8 @@ from rtxarr.ops import (
 _SEGMENTS = [name for name in _segment.__all__ if name.startswith("segment_")]
 _GRADIENTS = [
     *("Tensor", "grad", "value_and_grad", "jacobian", "hessian", "jvp", "vjp", "hvp"),
-    *("checkpoint", "custom_op", "stop_gradient", "no_grad", "enable_grad", "is_recording"),
+    *("autocast", "checkpoint", "custom_op", "stop_gradient"),
+    *("no_grad", "enable_grad", "is_recording"),
 ]
 _DEVICES = ["Device", "device", "devices", "device_of", "to_device"]
 _STREAMS = ["stream", "current_stream", "synchronize", "memory_stats"]

@@ -25,6 +25,7 @@ from rtxarr._info import NamespaceInfo as __array_namespace_info__
 from rtxarr._names import no_attribute
 from rtxarr.autograd import (
     Tensor,
+    autocast,
     checkpoint,
     custom_op,
     enable_grad,
@@ -74,6 +75,7 @@ __all__ = [
     "__array_api_version__",
     "__array_namespace_info__",
     "__version__",
+    "autocast",
     "bfloat16",
     "bool",
     "can_cast",

@@ -23,6 +23,7 @@ RANKS = {
     "_device": 0,
     "_kernel_cache": 0,
     "_names": 0,
+    "_replay": 0,
     "dtypes": 1,
     "kernels": 2,
     "libs": 2,
@@ -47,7 +48,7 @@ RANKS = {
 # `import rtxarr` brings the namespace and the transforms.
 NAMESPACE_RANK = RANKS["autograd"]
 # The part of autograd that operations are made with; ops/ is built on it.
-TAPE = {"rtxarr.autograd._mode", "rtxarr.autograd._op", "rtxarr.autograd._tape"}
+TAPE = {f"rtxarr.autograd.{name}" for name in ("_autocast", "_mode", "_op", "_tape")}
 # A Tensor's methods import the engine, the operations and the namespace when they are called.
 TENSOR_METHODS = {"rtxarr.autograd._tape", "rtxarr.ops._methods"}
 

@@ -1,5 +1,6 @@
 """Tensor, the tape, and transforms of functions: gradients of any order."""
 
+from rtxarr.autograd._autocast import autocast
 from rtxarr.autograd._checkpoint import checkpoint, is_recomputing
 from rtxarr.autograd._engine import gradients, per_sample_gradients
 from rtxarr.autograd._functional import (
@@ -18,6 +19,7 @@ from rtxarr.autograd._tape import Tensor
 
 __all__ = [
     "Tensor",
+    "autocast",
     "checkpoint",
     "custom_op",
     "debug_mutation",

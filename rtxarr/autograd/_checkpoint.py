@@ -6,6 +6,7 @@ the first time, and each node picks up the values of its twin. The graph itself 
 closures, dropout, nesting and higher derivatives need no special case.
 """
 
+from rtxarr.autograd._autocast import active_dtype, autocast
 from rtxarr.autograd._mode import enable_grad, state, watching
 from rtxarr.autograd._tape import Leaf, Tensor, make_tensor, store_of
 from rtxarr.autograd._tree import flatten, unflatten
@@ -27,6 +28,7 @@ class _Frame:
         self.count = 0  # nodes of the first run; frames inside count as one
         self.found = None  # saved values by place while a backward pass picks them up
         self.draws = None
+        self.low = active_dtype()
 
     def add(self, node):
         """Take the saved values away from a node of the first run."""
@@ -61,6 +63,7 @@ class _Frame:
         twin = _Twin()
         with (
             enable_grad(),
+            autocast(self.low),
             watching(frame=twin, recomputing=True),
             random.replay_draws(self.draws),
         ):

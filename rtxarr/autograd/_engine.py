@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from rtxarr import _device
-from rtxarr.autograd._mode import OFF, state
+from rtxarr.autograd._mode import AUTOCAST, RECORDED, state
 from rtxarr.autograd._op import checksum
 from rtxarr.autograd._tape import Leaf, Node, Tensor, make_tensor, raw
 from rtxarr.dtypes import is_complex, is_inexact
@@ -22,7 +22,7 @@ class Samples:
         self.leaves = leaves
         self.grads = {}
 
-    def take(self, plan, k, leaf, g, saved):
+    def take(self, plan, k, leaf, g, saved, dtype):
         """Collect the per-sample gradient of tracked argument ``k`` instead of its sum."""
         rule = plan.per_sample_calls[k]
         if rule is None:
@@ -31,7 +31,7 @@ class Samples:
                 f"{plan.op.name}() has no per-sample rule for {argument!r}; use linear, conv, "
                 "embedding or normalization layers, or add one with defper_sample"
             )
-        grad = rule(g, saved)
+        grad = _cast(rule(g, saved), dtype)
         known = self.grads.get(leaf)
         self.grads[leaf] = grad if known is None else known + grad
 
@@ -180,8 +180,8 @@ def _run(outputs, wanted, create_graph, retain_graph, samples):
     """Propagate ``(tensor, gradient)`` pairs; give leaf gradients, or the wanted ones."""
     backward = _Pass(outputs, wanted, create_graph, retain_graph, samples)
     previous = state.mode
-    if not create_graph:
-        state.mode = OFF
+    # Rules run in the dtypes of the forward pass.
+    state.mode = previous & ~(AUTOCAST if create_graph else AUTOCAST | RECORDED)
     try:
         return backward.run(outputs)
     finally:
@@ -250,7 +250,7 @@ class _Pass:
             if needed is not None and target not in needed:
                 continue
             if samples is not None and target in samples.leaves:
-                samples.take(plan, k, target, g, saved)
+                samples.take(plan, k, target, g, saved, dtype)
                 continue
             gx = plan.calls[k](g, saved) if joint is None else joint[plan.tracked[k]]
             if gx is None:
@@ -324,12 +324,19 @@ def _check_unchanged(op, guard, version):
 
 def _as_tensors(node, saved):
     """Wrap saved inputs and outputs in tensors that stand at their place in the graph."""
+    from rtxarr import ops
+
     plan = node.plan
     edges = dict(zip(plan.tracked, node.edges, strict=True))
 
     def at(index, value):
         edge = edges.get(index)
-        return value if edge is None else make_tensor(value, edge[0], edge[1], None)
+        if edge is None:
+            return value
+        if value.dtype != edge[3]:  # autocast: the edge leads to what the value was cast from
+            cast = Node(ops._half.lowered_op.plan((0,)), [edge], (), [])
+            return make_tensor(value, cast, 0, None)
+        return make_tensor(value, edge[0], edge[1], None)
 
     wrapped = []
     for value, origin in zip(saved, plan.inputs, strict=True):

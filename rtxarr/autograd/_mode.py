@@ -1,61 +1,82 @@
-"""Thread-local switches of the tape: recording, and what to do with each new node."""
+"""Thread-local switches of the tape, and the blocks that set them."""
 
 import functools
 import inspect
 import threading
 from collections.abc import Callable
+from typing import Any
 
-OFF, ON, OBSERVED = 0, 1, 2
+# Bits of the mode. The path of an operation looks at this one number: without any of the bits
+# above RECORDED there is nothing but to make a node, or not.
+RECORDED = 1  # make nodes
+OBSERVED = 2  # show each new node to what follows
+AUTOCAST = 4  # cast the arguments of operations
+PROFILED = 8  # take the time
 
 
 class _State(threading.local):
-    mode = ON  # OFF: no nodes; ON: nodes; OBSERVED: nodes, each shown to what follows
+    mode = RECORDED
     frame = None  # the checkpoint whose nodes are being made
     checksums = False  # guard saved arrays by their contents too
     recomputing = False  # a checkpointed call is being repeated
+    low = None  # the dtype that autocast casts to, None when it is off
+    casts = None  # what autocast has cast in the outermost of its blocks
+    profile: Any = None  # what takes the time
 
     def __init__(self):
-        self.blocks: list[tuple[_Recording, int]] = []  # those begun, and the mode before each
+        self.blocks: list[tuple[Block, Any]] = []  # those begun, and what was set before each
 
 
 state = _State()
 
 
-def _recording_mode():
-    return OBSERVED if state.checksums or state.frame is not None else ON
-
-
 def is_recording() -> bool:
     """Tell whether operations on tensors are being recorded in this thread."""
-    return state.mode != OFF
+    return bool(state.mode & RECORDED)
 
 
-class _Recording:
-    """Set recording inside a ``with`` block or a decorated function; nests and restores."""
+class Block:
+    """Set one switch inside a ``with`` block or a decorated function; nests and restores.
 
-    def __init__(self, on: bool):
-        self._on = on
+    A subclass says in :meth:`_swap` how to set its switch and what it was before.
+    """
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    @staticmethod
+    def _swap(value):
+        raise TypeError("Block is a base class")
 
     def __enter__(self):
-        state.blocks.append((self, state.mode))
-        state.mode = _recording_mode() if self._on else OFF
+        state.blocks.append((self, self._swap(self._value)))
         return self
 
     def __exit__(self, *exc):
         blocks = state.blocks
-        if blocks and blocks[-1][0] is self:
-            state.mode = blocks.pop()[1]
-            return False
-        # Of a generator that ends out of turn, or in another thread (where it changes nothing).
-        for i in range(len(blocks) - 2, -1, -1):
+        for i in range(len(blocks) - 1, -1, -1):
             if blocks[i][0] is self:
-                blocks[i + 1] = (blocks[i + 1][0], blocks[i][1])
-                del blocks[i]
                 break
+        else:
+            return False  # begun in another thread, where it changes nothing here
+        before = blocks.pop(i)[1]
+        for j in range(i, len(blocks)):  # it ends out of turn, as one in a generator may
+            if type(blocks[j][0]) is type(self):
+                blocks[j] = (blocks[j][0], before)
+                return False
+        self._swap(before)
         return False
 
     def __call__(self, function):
-        return _decorate(function, self._on)
+        return decorate(function, functools.partial(type(self), self._value))
+
+
+class _Recording(Block):
+    @staticmethod
+    def _swap(value):
+        mode = state.mode
+        state.mode = mode & ~RECORDED | value
+        return mode & RECORDED
 
 
 def no_grad(function: Callable | None = None):
@@ -73,15 +94,16 @@ def no_grad(function: Callable | None = None):
     >>> y.requires_grad
     False
     """
-    return _Recording(False) if function is None else _decorate(function, False)
+    return _Recording(0) if function is None else _Recording(0)(function)
 
 
 def enable_grad(function: Callable | None = None):
     """Switch recording on, also inside a ``no_grad`` block."""
-    return _Recording(True) if function is None else _decorate(function, True)
+    return _Recording(RECORDED) if function is None else _Recording(RECORDED)(function)
 
 
-def _decorate(function, on):
+def decorate(function: Callable, block: Callable) -> Callable:
+    """Run each call of a function, or each stretch of a generator, inside ``block()``."""
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"function must not be async, got {function.__name__}(): what else runs while it "
@@ -91,23 +113,23 @@ def _decorate(function, on):
 
         @functools.wraps(function)
         def generate(*args, **kwargs):
-            return (yield from _drive(function(*args, **kwargs), on))
+            return (yield from _drive(function(*args, **kwargs), block))
 
         return generate
 
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
-        with _Recording(on):
+        with block():
             return function(*args, **kwargs)
 
     return wrapper
 
 
-def _drive(generator, on):
-    """Go through a generator with recording set while it runs, and not between."""
+def _drive(generator, block):
+    """Go through a generator inside the block while it runs, and outside between."""
     resume, value = generator.send, None
     while True:
-        with _Recording(on):
+        with block():
             try:
                 item = resume(value)
             except StopIteration as end:
@@ -125,17 +147,20 @@ class watching:
         self._switches = switches
 
     def __enter__(self):
-        self._previous = {name: getattr(state, name) for name in (*self._switches, "mode")}
-        for name, value in self._switches.items():
-            setattr(state, name, value)
-        if state.mode != OFF:
-            state.mode = _recording_mode()
+        self._previous = {name: getattr(state, name) for name in self._switches}
+        self._set(self._switches)
         return self
 
     def __exit__(self, *exc):
-        for name, value in self._previous.items():
-            setattr(state, name, value)
+        self._set(self._previous)
         return False
+
+    @staticmethod
+    def _set(switches):
+        for name, value in switches.items():
+            setattr(state, name, value)
+        observed = state.checksums or state.frame is not None
+        state.mode = state.mode & ~OBSERVED | (OBSERVED if observed else 0)
 
 
 def debug_mutation():

@@ -27,11 +27,13 @@ import functools
 import inspect
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from rtxarr._device import device_of, to_device
-from rtxarr.autograd._mode import OBSERVED, OFF, state
+from rtxarr.autograd._autocast import cast_arguments, policy_of
+from rtxarr.autograd._mode import AUTOCAST, OBSERVED, PROFILED, RECORDED, state
 from rtxarr.autograd._tape import Node, Tensor, make_tensor, store_of
 from rtxarr.autograd._tape import raw as raw_of
 from rtxarr.dtypes import is_inexact
@@ -59,15 +61,18 @@ class Op:
         elements it took.
     per_sample : dict
         For each argument, a rule giving one gradient for each leading index of the batch.
+    policy : tuple or None
+        What ``autocast`` does to the arguments; see ``_autocast.py``.
     """
 
-    def __init__(self, fwd, *, elementwise, movement, view, holomorphic):
+    def __init__(self, fwd, *, elementwise, movement, view, holomorphic, precision=None):
         self.fwd = fwd
         self.name = fwd.__name__
         self.elementwise = elementwise
         self.movement = movement
         self.view = view
         self.holomorphic = holomorphic
+        self.policy = policy_of(fwd, precision)
         self.rules: dict[str, Callable] = {}
         self.joint: Callable | None = None
         self.masks: dict[str, Callable] = {}
@@ -201,6 +206,9 @@ def _meta(value, attribute):
     return getattr(value, attribute, () if attribute == "shape" else None)
 
 
+_COMMON = RECORDED | OBSERVED
+
+
 def apply(op: Op, args, kwargs):
     """Run ``op`` on arguments of which at least one is a Tensor; give tensors."""
     if len(args) != op.n_args:
@@ -220,17 +228,23 @@ def apply(op: Op, args, kwargs):
                 edges.append((node, arg.slot, data.shape, data.dtype))
         else:
             raw.append(arg)
+    mode = state.mode
+    fwd = op.fwd
+    if mode > _COMMON:
+        if mode & AUTOCAST and op.policy is not None:
+            cast_arguments(op.policy, args, raw)
+        if mode & PROFILED:
+            fwd = state.profile.timed(op)
     try:
-        out = op.fwd(*raw, **kwargs) if kwargs else op.fwd(*raw)
+        out = fwd(*raw, **kwargs) if kwargs else fwd(*raw)
     except (TypeError, ValueError, IndexError) as error:
         explain(error, op.fwd, raw, kwargs)
         raise
     shared = (op.view or out is raw[0]) and isinstance(args[0], Tensor)
     store: list[int] | None = store_of(args[0]) if shared else None
     several = isinstance(out, tuple)
-    mode = state.mode
     node = None
-    if tracked and mode is not OFF and (several or is_inexact(out.dtype)):
+    if tracked and mode & RECORDED and (several or is_inexact(out.dtype)):
         plan = op.plans.get(tracked) or op.plan(tracked)
         guards = []
         for index in range(len(args)) if plan.guards_all else plan.guarded:
@@ -247,7 +261,7 @@ def apply(op: Op, args, kwargs):
         node = Node(plan, edges, plan.save(raw, out, kwargs), guards)
         if several:
             node.outputs = [(o.shape, o.dtype) for o in out]
-        if mode is OBSERVED:
+        if mode & OBSERVED:
             _observe(node)
     return _wrap_outputs(out, node, store) if several else make_tensor(out, node, 0, store)
 
@@ -288,6 +302,7 @@ def differentiable(
     movement: bool = False,
     view: bool = False,
     holomorphic: bool = True,
+    precision: str | None = None,
 ):
     """Make a differentiable operation out of a function over raw arrays.
 
@@ -306,6 +321,9 @@ def differentiable(
         The output may share the memory of the first argument.
     holomorphic : bool, default True
         Rules for complex arrays are written as for real ones, and conjugated for you.
+    precision : {"float32", "low", "any"}, default "float32"
+        What it gets inside :class:`autocast` in place of half precision ("float32") or of float32
+        ("low"); "any": what it is given.
 
     Returns
     -------
@@ -335,11 +353,12 @@ def differentiable(
     >>> rx.testing.gradcheck(smooth_abs, (x,))
     >>> rx.testing.gradgradcheck(smooth_abs, (x,))
     """
-    options = {
+    options: dict[str, Any] = {
         "elementwise": elementwise,
         "movement": movement,
         "view": view,
         "holomorphic": holomorphic,
+        "precision": precision,
     }
     if fwd is None:
         return lambda function: differentiable(function, **options)

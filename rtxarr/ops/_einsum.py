@@ -13,6 +13,7 @@ import numpy as np
 from rtxarr import dtypes
 from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import astype, multiply
+from rtxarr.ops._half import lowered
 from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import moveaxis, permute_dims, reshape
 from rtxarr.ops._matrix import diagonal
@@ -61,6 +62,7 @@ def einsum(subscripts: str, /, *operands):
     for place, x in enumerate(operands):
         if not hasattr(x, "shape"):
             raise TypeError(f"operand {place} must be an array, got {type(x).__name__}")
+    operands = lowered(*operands)
     terms, result, sizes, steps = _plan(subscripts, tuple(tuple(x.shape) for x in operands))
     if any(x.dtype != operands[0].dtype for x in operands[1:]):
         dtype = dtypes.result_type(*(x.dtype for x in operands))

@@ -2,6 +2,9 @@
 
 import functools
 
+from rtxarr.autograd._autocast import active_dtype
+from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._tape import Tensor
 from rtxarr.dtypes import is_floating, is_half, result_type
 from rtxarr.ops._elementwise import astype
 
@@ -39,5 +42,24 @@ def rounded_once(function):
 
 
 def _round(x, dtype):
+    if isinstance(x, Tensor) and active_dtype() is not None:
+        return x  # autocast stays in float32
     # Complex results of a real matrix stay complex64: there is no narrower type.
     return astype(x, dtype, copy=False) if is_floating(x.dtype) else x
+
+
+@differentiable
+def _lowered(x, /):
+    return x
+
+
+_lowered.defvjps(x=lambda g: g)
+lowered_op = _lowered.op
+
+
+def lowered(*arrays):
+    """Give tensors in the dtype of ``autocast`` where it is on, and anything else unchanged.
+
+    For functions that do something else with their arguments before they multiply them.
+    """
+    return arrays if active_dtype() is None else tuple(map(_lowered, arrays))

@@ -9,8 +9,9 @@ import math
 import numpy as np
 
 from rtxarr._device import is_device_array, namespace
+from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._op import differentiable, nondifferentiable
-from rtxarr.autograd._tape import raw
+from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import result_type
 from rtxarr.ops._activations import softplus
 from rtxarr.ops._check import check_floating, check_index, check_number
@@ -42,7 +43,9 @@ def _reduce(values, reduction, dtype, count=None):
         values = sum(values)
     elif reduction != "none":
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    return values if values.dtype == dtype else astype(values, dtype)
+    if values.dtype == dtype or (isinstance(values, Tensor) and active_dtype() is not None):
+        return values  # autocast keeps losses in float32
+    return astype(values, dtype)
 
 
 _REDUCTION_DOC = """
