@@ -16,7 +16,7 @@ import numpy as np
 
 from rtxarr import _device
 
-__all__ = ["Recorder", "from_host", "on_replay", "recorder"]
+__all__ = ["Recorder", "from_host", "on_failure", "on_replay", "recorder"]
 
 _BLOCK_BYTES = 1 << 16  # copies up to this size are staged at once, so the host may go on
 _ALIGNMENT = 16
@@ -59,7 +59,13 @@ def from_host(make: Callable[[], np.ndarray]) -> Any:
 def on_replay(function: Callable[[], None]) -> None:
     """Call ``function`` before each replay of the step being captured; nothing when none is."""
     if _thread.recorder is not None:
-        _thread.recorder.updates.append(lambda: function())
+        _thread.recorder.updates.append(function)
+
+
+def on_failure(undo: Callable[[], None]) -> None:
+    """Call ``undo``, last come first, if the capture fails; nothing when none is under way."""
+    if _thread.recorder is not None:
+        _thread.recorder.undo.append(undo)
 
 
 def _copy(out: Any, values: np.ndarray, n_bytes: int) -> None:
@@ -87,10 +93,13 @@ class Recorder:
     ----------
     updates : list of callable
         To be called before each replay, in order.
+    undo : list of callable
+        To be called, in reverse, if the capture fails.
     """
 
     def __init__(self) -> None:
         self.updates: list[Callable[[], None]] = []
+        self.undo: list[Callable[[], None]] = []
         self._blocks: list[_Block] = []
         # From outside the graph's pool, which is not in use yet: a replay must not write over it.
         self._blocks.append(_Block(_BLOCK_BYTES))
@@ -122,6 +131,11 @@ class Recorder:
 
         self.updates.append(update)
         return block.device[part].view(values.dtype).reshape(values.shape)
+
+    def fail(self) -> None:
+        """Undo what the host did in a capture that came to nothing."""
+        for undo in reversed(self.undo):
+            undo()
 
     def refresh(self) -> None:
         """Do the host's part of one more step."""

@@ -185,6 +185,8 @@ class Generator:
         with _lock:
             self._log()
         follow = self._follower()
+        before = follow()
+        _replay.on_failure(functools.partial(before.go_to, before.copy()))
 
         def make() -> np.ndarray:
             with _lock:

@@ -2,16 +2,16 @@
 
 
 def flatten(tree) -> tuple[list, object]:
-    """Give the leaves of nested tuples, lists and dicts, and the structure to rebuild them."""
+    """Give the leaves of nested tuples, lists and dicts, and the structure (hashable)."""
     leaves: list = []
     return leaves, _structure(tree, leaves)
 
 
 def _structure(tree, leaves):
     if isinstance(tree, dict):
-        return dict, list(tree), [_structure(v, leaves) for v in tree.values()]
+        return dict, tuple(tree), tuple([_structure(v, leaves) for v in tree.values()])
     if isinstance(tree, (tuple, list)):
-        return type(tree), None, [_structure(v, leaves) for v in tree]
+        return type(tree), None, tuple([_structure(v, leaves) for v in tree])
     leaves.append(tree)
     return None
 
