@@ -26,6 +26,7 @@ from rtxarr._names import no_attribute
 from rtxarr.autograd import (
     Tensor,
     autocast,
+    capture,
     checkpoint,
     custom_op,
     enable_grad,
@@ -79,6 +80,7 @@ __all__ = [
     "bfloat16",
     "bool",
     "can_cast",
+    "capture",
     "checkpoint",
     "complex64",
     "complex128",

@@ -1,6 +1,7 @@
 """Tensor, the tape, and transforms of functions: gradients of any order."""
 
 from rtxarr.autograd._autocast import autocast
+from rtxarr.autograd._capture import Captured, CaptureError, capture
 from rtxarr.autograd._checkpoint import checkpoint, is_recomputing
 from rtxarr.autograd._engine import gradients, per_sample_gradients
 from rtxarr.autograd._functional import (
@@ -18,8 +19,11 @@ from rtxarr.autograd._op import differentiable as custom_op
 from rtxarr.autograd._tape import Tensor
 
 __all__ = [
+    "CaptureError",
+    "Captured",
     "Tensor",
     "autocast",
+    "capture",
     "checkpoint",
     "custom_op",
     "debug_mutation",
