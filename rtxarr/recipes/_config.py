@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rtxarr._names import did_you_mean
+from rtxarr.autograd import autocast
 
 
 def option(
@@ -16,11 +17,28 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    one_of: tuple[str, ...] | None = None,
 ) -> Any:
     """Make a field of a :class:`Config` with its documentation and its range."""
-    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    limits: dict[str, Any] = {
+        "at least": at_least,
+        "above": above,
+        "at most": at_most,
+        "below": below,
+        "one of": one_of,
+    }
     limits = {word: limit for word, limit in limits.items() if limit is not None}
     return dataclasses.field(default=default, metadata={"doc": doc, "limits": limits})
+
+
+def precision_option() -> Any:
+    """Make the field for the precision of the products, to be passed to :func:`low_precision`."""
+    return option("float32", "float32, or bfloat16 products", one_of=("float32", "bfloat16"))
+
+
+def low_precision(precision: str) -> autocast:
+    """Give the ``with`` block in which a model runs in a precision."""
+    return autocast(None if precision == "float32" else precision)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +55,7 @@ class Config:
             limits = field.metadata["limits"]
             fits = all(_FITS[word](value, limit) for word, limit in limits.items())
             if not fits or (field.type is float and not math.isfinite(value)):
-                wanted = " and ".join(f"{word} {limit}" for word, limit in limits.items())
+                wanted = " and ".join(f"{word} {_listed(limit)}" for word, limit in limits.items())
                 raise ValueError(f"{field.name} must be {wanted or 'finite'}, got {value}")
 
 
@@ -46,7 +64,12 @@ _FITS = {
     "above": lambda value, limit: value > limit,
     "at most": lambda value, limit: value <= limit,
     "below": lambda value, limit: value < limit,
+    "one of": lambda value, limit: value in limit,
 }
+
+
+def _listed(limit: Any) -> str:
+    return ", ".join(limit) if isinstance(limit, tuple) else str(limit)
 
 
 def parse_settings(kind: type[Config], settings: Iterable[str]) -> dict[str, Any]:

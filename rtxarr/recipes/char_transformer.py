@@ -9,7 +9,7 @@ from rtxarr import nn, optim
 from rtxarr.data import load_topics_text
 from rtxarr.data._atomic import atomic_write
 from rtxarr.random import Generator
-from rtxarr.recipes._config import Config, option
+from rtxarr.recipes._config import Config, low_precision, option, precision_option
 from rtxarr.recipes._recipe import Recipe as Base
 
 
@@ -28,13 +28,12 @@ class CharConfig(Config):
     lr: float = option(3e-3, "highest learning rate of AdamW", above=0)
     weight_decay: float = option(0.1, "decoupled weight decay of the matrices", at_least=0)
     sample: int = option(400, "characters to write at the end", at_least=0)
+    precision: str = precision_option()
 
     def __post_init__(self):
         super().__post_init__()
         if self.width % self.heads:
-            raise ValueError(
-                f"width must be a multiple of heads, got {self.width} and {self.heads}"
-            )
+            raise ValueError(f"width must be a multiple of heads ({self.heads}), got {self.width}")
 
 
 class CharTransformer(nn.Module):
@@ -123,9 +122,11 @@ class Recipe(Base):
 
     def measure(self, pieces):
         """Give the mean loss, in nats a character, and the share of characters foretold."""
-        logits, wanted = self.model(pieces[:, :-1]), pieces[:, 1:]
+        with low_precision(self.config.precision):
+            logits, wanted = self.model(pieces[:, :-1]), pieces[:, 1:]
+            loss = rx.cross_entropy(logits, wanted)
         right = rx.count_nonzero(rx.argmax(logits.data, axis=-1) == wanted)
-        return rx.cross_entropy(logits, wanted), right / wanted.size
+        return loss, right / wanted.size
 
     def finish(self, folder):
         written = self.write(self.config.sample)

@@ -6,7 +6,7 @@ import rtxarr as rx
 from rtxarr import nn, optim
 from rtxarr.data import DataLoader, load_digits
 from rtxarr.recipes import _pictures
-from rtxarr.recipes._config import Config, option
+from rtxarr.recipes._config import Config, low_precision, option, precision_option
 from rtxarr.recipes._recipe import Recipe as Base
 
 
@@ -20,6 +20,7 @@ class DigitsConfig(Config):
     dropout: float = option(0.3, "share of the last hidden units dropped", at_least=0, below=1)
     lr: float = option(3e-3, "highest learning rate of AdamW", above=0)
     weight_decay: float = option(0.01, "decoupled weight decay", at_least=0)
+    precision: str = precision_option()
 
 
 class DigitNet(nn.Sequential):
@@ -48,6 +49,7 @@ class Recipe(Base):
     stateful = ("model", "optimizer", "loader")
 
     def __init__(self, config, *, seed):
+        self.precision = config.precision
         digits = load_digits()
         images = rx.astype(digits.images[:, None], rx.float32) / 8 - 1  # ink from -1 to 1
         self.parts = {
@@ -72,8 +74,9 @@ class Recipe(Base):
         for batch, (images, labels) in enumerate(self.loader):
             self.optimizer.lr = self.schedule(epoch * n_batches + batch)
             self.optimizer.zero_grad()
-            logits = self.model(images)
-            loss = rx.cross_entropy(logits, labels)
+            with low_precision(self.precision):
+                logits = self.model(images)
+                loss = rx.cross_entropy(logits, labels)
             loss.backward()
             self.optimizer.step()
             totals.append([loss.data * len(labels), n_right(logits, labels)])
@@ -84,7 +87,7 @@ class Recipe(Base):
     def evaluate(self, part):
         images, labels = self.parts[part]
         self.model.eval()
-        with rx.no_grad():
+        with rx.no_grad(), low_precision(self.precision):
             logits = self.model(images)
             loss = rx.cross_entropy(logits, labels)
         return loss.data, n_right(logits, labels) / len(labels)
