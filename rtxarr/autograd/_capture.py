@@ -419,10 +419,11 @@ def _modules(step, leaves):
     todo = [(step, 2), *((x, 1) for x in leaves)]
     while todo:
         x, depth = todo.pop()
-        if id(x) in seen or isinstance(x, (str, bytes, int, float, type(None), type)):
+        if id(x) in seen or isinstance(x, (str, bytes, int, float, type, types.ModuleType)):
             continue
         seen.add(id(x))
-        if hasattr(x, "training") and callable(getattr(x, "modules", None)):
+        kind = type(x)
+        if isinstance(getattr(kind, "training", None), bool) and hasattr(kind, "modules"):
             found.update((id(module), module) for module in x.modules())
         elif isinstance(x, (list, tuple, set)):
             todo += [(y, depth) for y in x]
@@ -437,17 +438,15 @@ def _parts(x, depth):
     """Give what a function closes over and names, what a method belongs to, or an object holds."""
     if isinstance(x, functools.partial):
         return [x.func, *x.args, *x.keywords.values()]
-    if isinstance(x, Captured):
-        return [x._step]
-    code = getattr(x, "__code__", None)
-    if code is not None:
+    if isinstance(x, types.MethodType):
+        return [x.__self__, *_parts(x.__func__, depth)]
+    if isinstance(x, types.FunctionType):
         cells = [cell.cell_contents for cell in x.__closure__ or () if _filled(cell)]
         known = x.__globals__
-        named = [known[name] for name in code.co_names if name in known] if depth else []
-        owner = getattr(x, "__self__", None)
-        return [*cells, *named, *(x.__defaults__ or ()), owner]
-    if depth and hasattr(x, "__dict__") and not _device.is_array(x):
-        return list(vars(x).values())
+        named = [known[name] for name in x.__code__.co_names if name in known] if depth else []
+        return [*cells, *named, *(x.__defaults__ or ())]
+    if depth and not _device.is_array(x):
+        return list(getattr(x, "__dict__", {}).values())
     return []
 
 
@@ -477,10 +476,9 @@ def _explained(error, step):
     """Give the error to raise: the user's own, or where and why nothing can be recorded."""
     if isinstance(error, CaptureError):
         return error
-    unsupported = isinstance(error, NotImplementedError) or "CUDA" in type(error).__name__
-    if not unsupported:
+    reads = "captur" in str(error)
+    if not (reads or isinstance(error, NotImplementedError) or "CUDA" in type(error).__name__):
         return error
-    reads = "captur" in str(error).lower()
     why = (
         "waits for the GPU or reads from it (a number, a comparison, a copy to the host, a size "
         "that depends on values), which a graph cannot do"
