@@ -318,7 +318,9 @@ class CublasLt:
             _check_fp8(product, alignment)
         if epilogue & (AUX | BGRAD | BGRADB) and (product.batch, len(product.offsets)) != (1, 1):
             raise Unsupported("stacks, with an auxiliary result")
-        if epilogue == BGRADB and (not product.a.transposed or product.m == 1):
+        if epilogue == BGRADB and product.m == 1:
+            raise Unsupported("")  # a sum over all of a vector: not worth a word
+        if epilogue == BGRADB and not product.a.transposed:
             raise Unsupported("a bias gradient of an operand that is not transposed")
 
         plan = _Plan()

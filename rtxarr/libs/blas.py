@@ -293,7 +293,8 @@ def _plain(a, b, bias=None, epilogue=None, dtype=None):
 
 
 def _plain_sum(xp, a, b, bias=None):
-    out = xp.matmul(_wide(xp, a), _wide(xp, b))
+    product = matmul if is_device_array(a) else xp.matmul  # the sum alone may be served
+    out = product(_wide(xp, a), _wide(xp, b))
     return out if bias is None else out + _wide(xp, bias)
 
 
@@ -467,7 +468,7 @@ def matmul_bias_grad(a: Any, b: Any) -> tuple[Any, Any]:
             _refuse(reason)
     xp = namespace(a, b)
     sums = xp.astype(xp.sum(_wide(xp, a), axis=1), a.dtype, copy=False)
-    return _plain(a, b), sums
+    return matmul(a, b), sums
 
 
 def _try_gradient(kind, g, b, aux, ld, fits, bias_grad):
