@@ -133,10 +133,9 @@ _SLOTS = {
 }  # fmt: skip
 
 
-def argument_layout(signature: Signature) -> str:
-    """Return struct's format of the flattened arguments."""
-    slots = [_SLOTS[x] if isinstance(x, str) else f"4qQ{2 * x[1]}q" for x in signature]
-    return "=" + "".join(slots)
+def slot_formats(signature: Signature) -> list[str]:
+    """Return, for each argument, struct's format of what varies: an address, or a number."""
+    return [_SLOTS[x] if isinstance(x, str) else "Q" for x in signature]
 
 
 def machine_code(ptx: str, cc: tuple[int, int]) -> bytes:

@@ -599,76 +599,94 @@ def _launcher() -> Any:
     current_stream = cupy.cuda.get_current_stream
     start = cupy.cuda.driver.launchKernel
     kernels: dict[tuple, _Loaded] = {}
-    shapes: dict[tuple, tuple | None] = {}
     thread = threading.local()
 
-    def launch(kernel, n_threads_or_grid, args, block):
-        try:
-            shape = shapes[n_threads_or_grid, block]
-        except KeyError:
-            if len(shapes) >= 4096:
-                shapes.clear()
-            shape = launch_shape(n_threads_or_grid, block)
-            if shape is not None:
-                shape = tuple(part + (1,) * (3 - len(part)) for part in shape)
-                shape = shape[0] + shape[1]
-            shapes[n_threads_or_grid, block] = shape
+    def prepare(kernel, n_threads_or_grid, args, block, device_id):
+        """Make the call of this thread for these types and shapes; None if it starts nothing."""
+        shape = launch_shape(n_threads_or_grid, block)
         if shape is None:
-            return
+            return None
+        kinds = [
+            (x.dtype, x.ndim, x._c_contiguous, x.data.device_id) if type(x) is gpu_array else type(x)
+            for x in args
+        ]
+        key = (kernel, device_id, *kinds)
+        if key not in kernels:
+            kernels[key] = _load_kernel(kernel, args, device_id)
+        # The driver wants the context current in each thread; CuPy sets it only when it is used.
+        core.Device(device_id).set_current()
+        return _Call(kernels[key], shape, args)
+
+    def launch(kernel, n_threads_or_grid, args, block):
         device_id = current_device()
-        key = [kernel, device_id]
-        flat = []
+        key = [kernel, device_id, n_threads_or_grid, block]
+        values = []
         for x in args:
             kind = type(x)
             if kind is gpu_array:
-                # numba's array argument: no owner, then size, itemsize, address, shape, strides.
-                dtype, lengths, memory = x.dtype, x.shape, x.data
-                key += (dtype.num, len(lengths), x._c_contiguous, memory.device_id)
-                flat += (0, 0, x.size, dtype.itemsize, memory.ptr)
-                flat += lengths
-                flat += x.strides
+                memory = x.data
+                key += (x.dtype.num, x.shape, x._c_contiguous or x.strides, memory.device_id)
+                values.append(memory.ptr)
             else:
                 key.append(kind)
-                flat.append(x)
+                values.append(x)
         key = tuple(key)
         try:
-            loaded = kernels[key]
-        except KeyError:
-            loaded = kernels[key] = _load_kernel(kernel, args, device_id)
-        # The driver wants the context current in each thread; CuPy sets it only when it is used.
-        if getattr(thread, "device_id", None) != device_id:
-            core.Device(device_id).set_current()
-            thread.device_id = device_id
-            thread.packed = {}
-        # The driver copies the arguments out of this buffer before it returns.
+            calls = thread.calls
+        except AttributeError:
+            calls = thread.calls = {}
         try:
-            packed = thread.packed[loaded.layout]
+            call = calls[key]
         except KeyError:
-            packed = thread.packed[loaded.layout] = _Packed(loaded.layout)
-        packed.write(packed.buffer, 0, *flat)
-        start(loaded.handle, *shape, 0, current_stream().ptr, packed.address, 0)
+            if len(calls) >= 4096:
+                calls.clear()
+            call = calls[key] = prepare(kernel, n_threads_or_grid, args, block, device_id)
+        if call is None:
+            return
+        # The driver copies the arguments out of the buffer before it returns.
+        call.write(call.buffer, call.start, *values)
+        start(call.handle, *call.shape, 0, current_stream().ptr, call.address, 0)
 
     return launch
 
 
 class _Loaded(NamedTuple):
-    """A kernel on a GPU: its handle, how its arguments lie, and what keeps it loaded."""
+    """A kernel on a GPU: its handle, struct's formats of its arguments, what keeps it loaded."""
 
     handle: int
-    layout: str
+    formats: list[str]
     owner: Any
 
 
-class _Packed:
-    """Arguments of a kernel in 8-byte slots, and the pointers to them that the driver wants."""
+class _Call:
+    """A launch, complete but for addresses and numbers: a buffer with the arguments.
 
-    def __init__(self, layout: str) -> None:
-        packer = struct.Struct(layout)
-        n = packer.size // 8
-        self.write = packer.pack_into
-        self.buffer = (ctypes.c_uint64 * n)()
+    numba flattens an array to eight-byte slots: no owner (twice), size, itemsize, address, shape
+    and strides. What varies lies at the buffer's end.
+    """
+
+    def __init__(self, loaded: _Loaded, shape: tuple[tuple, tuple], args: tuple) -> None:
+        self.owner = loaded.owner
+        self.handle = loaded.handle
+        grid, block = (part + (1,) * (3 - len(part)) for part in shape)
+        self.shape = grid + block
+        fixed: list[int] = []
+        slots = []  # for each slot its place among what is fixed, or ~place among what varies
+        for i, x in enumerate(args):
+            if not is_device_array(x):
+                slots.append(~i)
+                continue
+            head, tail = (0, 0, x.size, x.itemsize), (*x.shape, *x.strides)
+            first = len(fixed)
+            fixed += (*head, *tail)
+            last = first + len(head)
+            slots += [*range(first, last), ~i, *range(last, last + len(tail))]
+        self.write = struct.Struct("=" + "".join(loaded.formats)).pack_into
+        self.start = 8 * len(fixed)
+        self.buffer = (ctypes.c_int64 * (len(fixed) + len(args)))(*fixed)
         first = ctypes.addressof(self.buffer)
-        self._pointers = (ctypes.c_void_p * n)(*(first + 8 * i for i in range(n)))
+        addresses = [first + 8 * (i if i >= 0 else len(fixed) + ~i) for i in slots]
+        self._pointers = (ctypes.c_void_p * len(slots))(*addresses)
         self.address = ctypes.addressof(self._pointers)
 
 
@@ -735,4 +753,4 @@ def _load_kernel(kernel: Any, args: tuple, device_id: int) -> _Loaded:
     name, code = found
     load = core.ObjectCode.from_cubin if code[:4] == b"\x7fELF" else core.ObjectCode.from_ptx
     loaded = load(code).get_kernel(name)
-    return _Loaded(int(loaded.handle), _compile.argument_layout(signature), loaded)
+    return _Loaded(int(loaded.handle), _compile.slot_formats(signature), loaded)

@@ -320,8 +320,8 @@ def stand_in(monkeypatch, tmp_path):
     def start(handle, *rest):
         *shape, shared, stream, pointers, extra = rest
         assert shared == extra == 0
-        first = ctypes.c_void_p.from_address(pointers).value
-        slots = bytes((ctypes.c_char * done.n_bytes).from_address(first))
+        addresses = (ctypes.c_void_p * (done.n_bytes // 8)).from_address(pointers)
+        slots = b"".join(bytes((ctypes.c_char * 8).from_address(a)) for a in addresses)
         done.launches.append(
             SimpleNamespace(handle=handle, shape=tuple(shape), stream=stream, slots=slots)
         )

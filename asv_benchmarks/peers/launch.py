@@ -47,27 +47,28 @@ def contestants():
     arrays = tuple(cupy.ones(N, dtype=cupy.float32) for _ in range(3))
     loaded = _device._load_kernel(kernel, arrays, 0)
     flat = [v for a in arrays for v in (0, 0, a.size, a.itemsize, a.data.ptr, *a.shape, *a.strides)]
-    packed = _device._Packed(loaded.layout)
+    call = _device._Call(loaded, ((4,), (256,)), arrays)
+    addresses = [a.data.ptr for a in arrays]
     function = driver.CUfunction(loaded.handle)
     config = core.LaunchConfig(grid=GRID, block=BLOCK)
     raw = cupy.RawKernel(RAW, "add")
     count = np.int64(N)
 
     def through_driver():
-        packed.write(packed.buffer, 0, *flat)
-        driver.cuLaunchKernel(function, *GRID, *BLOCK, 0, 0, packed.address, 0)
+        call.write(call.buffer, call.start, *addresses)
+        driver.cuLaunchKernel(function, *GRID, *BLOCK, 0, 0, call.address, 0)
 
     def through_cupy():
-        packed.write(packed.buffer, 0, *flat)
-        cupy.cuda.driver.launchKernel(loaded.handle, *GRID, *BLOCK, 0, 0, packed.address, 0)
+        call.write(call.buffer, call.start, *addresses)
+        cupy.cuda.driver.launchKernel(loaded.handle, *GRID, *BLOCK, 0, 0, call.address, 0)
 
     library = ctypes.CDLL("libcuda.so.1")
     pointer, number = ctypes.c_void_p, ctypes.c_uint
     library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, *[pointer] * 3]
 
     def through_ctypes():
-        packed.write(packed.buffer, 0, *flat)
-        library.cuLaunchKernel(loaded.handle, *GRID, *BLOCK, 0, 0, packed.address, None)
+        call.write(call.buffer, call.start, *addresses)
+        library.cuLaunchKernel(loaded.handle, *GRID, *BLOCK, 0, 0, call.address, None)
 
     found = {
         "rtxarr": lambda: _device.launch(kernel, N, arrays),
