@@ -9,6 +9,7 @@ from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import accumulator, result_type
+from rtxarr.kernels import norm as kernels
 from rtxarr.ops._check import check_floating, check_number
 from rtxarr.ops._half import widen
 from rtxarr.ops._manipulate import reshape
@@ -26,14 +27,18 @@ def _statistics(x, axes, centred):
 
 
 @differentiable
-def _normalize(x, weight, bias, centre, inverse, /, *, axes, affine, eps):
+def _normalize(x, weight, bias, centre, inverse, /, *, axes, affine, eps, fill):
     """Centre ``x`` and multiply it by ``inverse``, then by the weight, and add the bias.
 
     ``centre`` (or None) and ``inverse``, one over the deviation, are those of ``x`` over
-    ``axes``, or constants when that is empty. The weight and the bias are reshaped to ``affine``,
-    which broadcasts against ``x``.
+    ``axes``, or constants when that is empty; with ``fill`` they are found here and written into
+    these arrays. The weight and the bias are reshaped to ``affine``, which broadcasts against
+    ``x``.
     """
     xp = namespace(x, weight, bias)
+    if fill:
+        n = math.prod(affine)
+        return kernels.normalize(x, weight, bias, centre, inverse, n_features=n, eps=eps)
     dtype = result_type(*(a.dtype for a in (x, weight, bias) if a is not None))
     wide = accumulator(dtype)
     x = xp.astype(x, wide, copy=False)
@@ -50,7 +55,14 @@ def _hat(x, centre, inverse):
     return x * inverse if centre is None else (x - centre) * inverse
 
 
-def _normalize_rule(g, x, weight, bias_shape, centre, inverse, axes, affine, eps, needs):
+def _normalize_rule(g, x, weight, bias_shape, centre, inverse, axes, affine, eps, fill, needs):
+    if fill and not any(isinstance(a, Tensor) for a in (g, x, weight)) and kernels.fits(g, x):
+        n = math.prod(affine)
+        of_x, of_weight, of_bias = kernels.normalize_gradient(
+            g, x, weight, centre, inverse, n_features=n, needs=needs[1:3]
+        )
+        of_weight = reshape(of_weight, weight.shape) if needs[1] else None
+        return of_x, of_weight, reshape(of_bias, bias_shape) if needs[2] else None, None, None
     g = widen(g)
     if axes and isinstance(x, Tensor):
         # The saved statistics are constants; for higher orders they must depend on x.
@@ -109,12 +121,18 @@ def _check(x, weight, bias, shape, eps):
 
 
 def _apply(x, weight, bias, axes, affine, eps, centred=True):
-    if 0 in x.shape:  # nothing to normalize, and no statistics
+    data = raw(x)
+    fill = affine == data.shape[axes[0] :] and kernels.fits(data, raw(weight), raw(bias))
+    if 0 in data.shape:  # nothing to normalize, and no statistics
         centre, inverse, axes = None, 1.0, ()
+    elif fill:
+        centre, inverse = kernels.empty_statistics(data, axes, centred=centred)
     else:
-        centre, square = _statistics(raw(x), axes, centred)
+        centre, square = _statistics(data, axes, centred)
         inverse = (square + eps) ** -0.5
-    return _normalize(x, weight, bias, centre, inverse, axes=axes, affine=affine, eps=eps)
+    return _normalize(
+        x, weight, bias, centre, inverse, axes=axes, affine=affine, eps=eps, fill=fill
+    )
 
 
 def _last_axes(x, n_axes):
@@ -248,12 +266,16 @@ def batch_norm(x, weight=None, bias=None, *, mean=None, var=None, eps: float = 1
                 raise ValueError(f"{name} must have shape ({channels},), got {value.shape}")
         xp = namespace(mean, var)
         centre, inverse = xp.reshape(mean, affine), xp.reshape((var + eps) ** -0.5, affine)
-        out = _normalize(x, weight, bias, centre, inverse, axes=(), affine=affine, eps=eps)
+        out = _normalize(
+            x, weight, bias, centre, inverse, axes=(), affine=affine, eps=eps, fill=False
+        )
         return out, mean, var
     axes = (0, *range(2, x.ndim))
     if math.prod(x.shape[i] for i in axes) == 0:
         raise ValueError(f"x must have elements in each channel, got shape {x.shape}")
     centre, square = _statistics(raw(x), axes, True)
     inverse = (square + eps) ** -0.5
-    out = _normalize(x, weight, bias, centre, inverse, axes=axes, affine=affine, eps=eps)
+    out = _normalize(
+        x, weight, bias, centre, inverse, axes=axes, affine=affine, eps=eps, fill=False
+    )
     return out, reshape(centre, (channels,)), reshape(square, (channels,))

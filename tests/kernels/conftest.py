@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 SIMULATING = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
@@ -15,6 +16,26 @@ def pytest_collection_modifyitems(config, items):
     other = [i for i in items if here in i.path.parents and not i.get_closest_marker("sim")]
     config.hook.pytest_deselected(items=other)
     items[:] = [i for i in items if i not in other]
+
+
+@pytest.fixture(
+    params=[pytest.param("sim", marks=pytest.mark.sim), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+def place(request, monkeypatch):
+    """Give the device that kernels run on; what they do not write holds garbage."""
+    from rtxarr import _device
+
+    place = _device.device("cpu" if request.param == "sim" else "cuda:0")
+    xp = _device._device_namespace(place)
+    empty = xp.empty
+
+    def poisoned(shape, *, dtype=None, **kwargs):
+        out = empty(shape, dtype=dtype, **kwargs)
+        out.view(np.uint8)[...] = 0xA5
+        return out
+
+    monkeypatch.setattr(xp, "empty", poisoned)
+    return place
 
 
 @pytest.fixture(params=["numpy", "njit"])

@@ -15,24 +15,6 @@ from rtxarr.testing import assert_close
 HALVES = [np.float16, ml_dtypes.bfloat16]
 
 
-@pytest.fixture(
-    params=[pytest.param("sim", marks=pytest.mark.sim), pytest.param("gpu", marks=pytest.mark.gpu)]
-)
-def place(request, monkeypatch):
-    """Give the device that kernels run on; what they do not write holds garbage."""
-    place = device("cpu" if request.param == "sim" else "cuda:0")
-    xp = _device._device_namespace(place)
-    empty = xp.empty
-
-    def poisoned(shape, *, dtype=None, **kwargs):
-        out = empty(shape, dtype=dtype, **kwargs)
-        out.view(np.uint8)[...] = 0xA5
-        return out
-
-    monkeypatch.setattr(xp, "empty", poisoned)
-    return place
-
-
 def put(x, place):
     return x if place == "cpu" else _device.to_device(x, place)
 

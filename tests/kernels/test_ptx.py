@@ -112,8 +112,37 @@ def cross_entropy_cases():
         yield f"gradient-{name}", gradient, (values, values, values, values, "int64")
 
 
+# How rows of a few lengths are dealt out: (length, whether all begin at multiples of 16 bytes).
+LENGTHS = [(5, False), (1024, True), (8191, False), (32_768, True)]
+
+
+def norm_cases():
+    from rtxarr.kernels._norm_cuda import backward, columns, forward, join
+    from rtxarr.kernels.norm import backward_plan, forward_plan
+
+    for name in ("float32", "float16", "bfloat16", "float64"):
+        dtype, scalar = dtype_of(name), "float64" if name == "float64" else "float32"
+        values, sums = (name, 1, "C"), (scalar, 1, "C")
+        for n, wide in LENGTHS if name in ("float32", "bfloat16") else LENGTHS[1:2]:
+            wide = wide and name != "float64"
+            plan = forward_plan(n, dtype, wide)
+            for flags in [(True, True, True), (False, True, False)]:
+                signature = (*(values,) * 4, sums, sums, "int64", scalar)
+                yield f"forward-{n}-{name}-{flags}", forward(dtype, plan, *flags), signature
+            signature = (*(values,) * 3, sums, sums, values, sums, sums, "int64")
+            plan = backward_plan(n, dtype, wide, with_sums=True)
+            for flags in [(True, True, 2), (False, True, 1)] if plan.resident else []:
+                yield f"backward-{n}-{name}-{flags}", backward(dtype, plan, *flags), signature
+            plan = backward_plan(n, dtype, wide, with_sums=False)
+            yield f"backward-{n}-{name}", backward(dtype, plan, True, True, 0), signature
+        signature = (values, values, *(sums,) * 4, "int64")
+        yield f"columns-{name}", columns(dtype, name != "float64", True), signature
+        yield f"join-{name}", join(dtype), (sums, values)
+
+
 CASES = {
     "_cross_entropy_cuda": cross_entropy_cases,
+    "_norm_cuda": norm_cases,
     "_optimizers_cuda": optimizers_cases,
     "_philox_cuda": philox_cases,
     "_segment_cuda": segment_cases,
@@ -156,6 +185,7 @@ def test_kernels_compile_and_assemble(module, cc):
         uses_float64 = "float64" in str(signature) or title.startswith(COMPUTE_IN_FLOAT64)
         if not uses_float64:
             assert not re.search(r"\b(add|sub|mul|div|fma|sqrt|cvt\S*)\.\S*f64", ptx), title
+        assert ".local" not in ptx, f"{title} keeps an array in memory"
         if "philox" in module:
             assert "fma" not in ptx, f"{title} contracts a product and a sum"
         cubin, log = _compile.assemble(ptx, cc)

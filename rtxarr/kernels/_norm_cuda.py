@@ -1,0 +1,266 @@
+"""GPU kernels of the normalization of rows, forward and backward."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from rtxarr._device import cuda
+from rtxarr.kernels._rows import Plan, add, bounded, group_reduce, rows_of, window
+from rtxarr.kernels._vector import access
+
+# Threads of the block that adds up partial sums: columns, and parts of each.
+JOIN_BLOCK = (32, 16)
+
+
+@functools.cache
+def forward(dtype: np.dtype, plan: Plan, centred: bool, weighted: bool, biased: bool):
+    """Return the kernel that normalizes rows and keeps their statistics.
+
+    Arrays are flat and C-contiguous. Of what the flags rule out it takes any array.
+    """
+    width, scalar, load, store, _ = access(dtype, wide=plan.wide)
+    chunks, size, neighbours = plan.chunks, plan.kept, window(width)
+    begin, place, fetch, _ = rows_of(dtype, plan)
+    total_of = group_reduce(add, scalar, plan.lanes, plan.groups)
+    resident, tile_size, zero, one = plan.resident, plan.tile, scalar(0), scalar(1)
+
+    @cuda.jit(device=True)
+    def total(kept):
+        part = zero
+        for i in range(size):
+            part += kept[i]
+        return part
+
+    @cuda.jit(device=True)
+    def square(kept, mean, tile, n):
+        part = zero
+        for k in range(chunks):
+            if place(tile, k) < n:
+                for i in range(width):
+                    deviation = kept[k * width + i] - mean
+                    part += deviation * deviation
+        return part
+
+    @bounded(plan.threads)
+    def kernel(x, weight, bias, out, centre, inverse, n, eps):
+        kept = cuda.local.array(size, scalar)
+        row, live = begin(inverse.size)
+        first = row * n if live else 0  # idle threads take part in the reductions
+        tiles = 1 if resident else (n + tile_size - 1) // tile_size
+        mean, part = zero, zero
+        if resident:
+            fetch(x, first, 0, n, zero, kept)
+        if centred:
+            for tile in range(tiles):
+                if not resident:
+                    fetch(x, first, tile, n, zero, kept)
+                part += total(kept)
+            mean = total_of(part) / scalar(n)
+            part = zero
+        for tile in range(tiles):
+            if not resident:
+                fetch(x, first, tile, n, zero, kept)
+            part += square(kept, mean, tile, n)
+        scale = one / math.sqrt(total_of(part) / scalar(n) + eps)
+        if not live:
+            return
+        if cuda.threadIdx.x == 0:
+            inverse[row] = scale
+            if centred:
+                centre[row] = mean
+        for tile in range(tiles):
+            if not resident:
+                fetch(x, first, tile, n, zero, kept)
+            for k in range(chunks):
+                j = place(tile, k)
+                if j < n:
+                    for i in range(width):
+                        kept[k * width + i] = (kept[k * width + i] - mean) * scale
+                    if weighted:
+                        values = load(weight, j)
+                        for i in range(width):
+                            kept[k * width + i] *= values[i]
+                    if biased:
+                        values = load(bias, j)
+                        for i in range(width):
+                            kept[k * width + i] += values[i]
+                    store(out, first + j, neighbours(kept, k * width))
+
+    return kernel
+
+
+@functools.cache
+def backward(dtype: np.dtype, plan: Plan, centred: bool, weighted: bool, n_params: int):
+    """Return the kernel of the gradient of the rows.
+
+    With one or two parameters (the weight; the bias) it also adds up their gradients: each block
+    takes every ``gridDim.x``-th set of rows, in order, and leaves its sums in its row of the
+    partial sums. Rows must then be resident.
+    """
+    scalar: Any = access(dtype, wide=plan.wide).scalar
+    rows, size = rows_of(dtype, plan), plan.kept
+    _, place, fetch, put = rows
+    total_of = group_reduce(add, scalar, plan.lanes, plan.groups)
+    resident, tile_size, zero = plan.resident, plan.tile, scalar(0)
+    chunks, width, groups, threads = plan.chunks, plan.width, plan.groups, plan.threads
+    shared_shape = (groups, plan.tile if n_params else 1)
+
+    @cuda.jit(device=True)
+    def add_groups(kept, shared, partial, n):
+        """Add up the groups of the block, in order, into its row of ``partial``."""
+        for k in range(chunks):
+            for i in range(width):
+                shared[cuda.threadIdx.y, place(0, k) + i] = kept[k * width + i]
+        cuda.syncthreads()  # the sums of all groups are in place
+        column = np.int64(cuda.threadIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
+        while column < n:
+            part = shared[0, column]
+            for other in range(1, groups):
+                part += shared[other, column]
+            partial[cuda.blockIdx.x * n + column] = part
+            column += threads
+        cuda.syncthreads()  # all have read them before the next sums overwrite them
+
+    @bounded(plan.threads)
+    def kernel(grad, x, weight, centre, inverse, out, of_weight, of_bias, n):
+        hat = cuda.local.array(size, scalar)
+        of_hat = cuda.local.array(size, scalar)
+        factor = cuda.local.array(size, scalar)
+        weight_sum = cuda.local.array(size, scalar)
+        bias_sum = cuda.local.array(size, scalar)
+        if n_params:
+            for i in range(size):
+                weight_sum[i] = zero
+                bias_sum[i] = zero
+        tiles = 1 if resident else (n + tile_size - 1) // tile_size
+        n_rows = np.int64(inverse.size)
+        base = np.int64(cuda.blockIdx.x) * groups
+        while base < n_rows:
+            row = base + cuda.threadIdx.y
+            live = row < n_rows
+            row = row if live else 0
+            first = row * n
+            scale = inverse[row] if live else zero
+            mean = centre[row] if centred else zero
+            dot, total = zero, zero
+            for tile in range(tiles):
+                fetch(grad, first, tile, n, zero, of_hat)
+                fetch(x, first, tile, n, mean, hat)
+                for i in range(size):
+                    hat[i] = (hat[i] - mean) * scale
+                if n_params and live:
+                    for i in range(size):
+                        weight_sum[i] += of_hat[i] * hat[i]
+                        if n_params == 2:
+                            bias_sum[i] += of_hat[i]
+                if weighted:
+                    fetch(weight, 0, tile, n, zero, factor)
+                    for i in range(size):
+                        of_hat[i] *= factor[i]
+                for i in range(size):
+                    dot += of_hat[i] * hat[i]
+                    if centred:
+                        total += of_hat[i]
+            dot = total_of(dot) / scalar(n)
+            if centred:
+                total = total_of(total) / scalar(n)
+            for tile in range(tiles):
+                if not resident:
+                    fetch(grad, first, tile, n, zero, of_hat)
+                    fetch(x, first, tile, n, mean, hat)
+                    for i in range(size):
+                        hat[i] = (hat[i] - mean) * scale
+                    if weighted:
+                        fetch(weight, 0, tile, n, zero, factor)
+                        for i in range(size):
+                            of_hat[i] *= factor[i]
+                for i in range(size):
+                    of_hat[i] = (of_hat[i] - total - hat[i] * dot) * scale
+                if live:
+                    put(out, first, tile, n, of_hat)
+            base += np.int64(cuda.gridDim.x) * groups
+        if n_params:
+            shared = cuda.shared.array(shared_shape, scalar)
+            add_groups(weight_sum, shared, of_weight, n)
+            if n_params == 2:
+                add_groups(bias_sum, shared, of_bias, n)
+
+    return kernel
+
+
+@functools.cache
+def columns(dtype: np.dtype, wide: bool, centred: bool):
+    """Return the kernel of the parameters' partial gradients where rows are too long.
+
+    Blocks of ``(32, 8)`` threads: x runs over columns, y and the grid's y over rows.
+    """
+    width, scalar, load, _, store = access(dtype, wide=wide)
+    zero: Any = scalar(0)
+    shape = (8, 32 * width)
+
+    @bounded(256)
+    def kernel(grad, x, centre, inverse, of_weight, of_bias, n):
+        shared_weight = cuda.shared.array(shape, scalar)
+        shared_bias = cuda.shared.array(shape, scalar)
+        weight_sum = cuda.local.array(width, scalar)
+        bias_sum = cuda.local.array(width, scalar)
+        for i in range(width):
+            weight_sum[i] = zero
+            bias_sum[i] = zero
+        y = cuda.threadIdx.y
+        column = (np.int64(cuda.blockIdx.x) * 32 + cuda.threadIdx.x) * width
+        row = np.int64(cuda.blockIdx.y) * 8 + y
+        if column < n:
+            while row < inverse.size:
+                values, grads = load(x, row * n + column), load(grad, row * n + column)
+                mean, scale = centre[row] if centred else zero, inverse[row]
+                for i in range(width):
+                    weight_sum[i] += grads[i] * ((values[i] - mean) * scale)
+                    bias_sum[i] += grads[i]
+                row += np.int64(cuda.gridDim.y) * 8
+        for i in range(width):
+            shared_weight[y, cuda.threadIdx.x * width + i] = weight_sum[i]
+            shared_bias[y, cuda.threadIdx.x * width + i] = bias_sum[i]
+        cuda.syncthreads()  # the sums of all rows of threads are in place
+        if y == 0 and column < n:
+            for i in range(width):
+                for other in range(1, 8):
+                    weight_sum[i] += shared_weight[other, cuda.threadIdx.x * width + i]
+                    bias_sum[i] += shared_bias[other, cuda.threadIdx.x * width + i]
+                of_weight[cuda.blockIdx.y * n + column + i] = weight_sum[i]
+                of_bias[cuda.blockIdx.y * n + column + i] = bias_sum[i]
+
+    return kernel
+
+
+@functools.cache
+def join(dtype: np.dtype):
+    """Return the kernel that adds up the rows of the partial sums, in a fixed order."""
+    _, scalar, _, store, _ = access(dtype, wide=False)
+    n_columns, n_parts = JOIN_BLOCK
+    zero: Any = scalar(0)
+
+    @bounded(n_columns * n_parts)
+    def kernel(partial, out):
+        # Neighbouring threads (x) take neighbouring columns; y takes every n_parts-th row.
+        shared = cuda.shared.array((n_parts, n_columns), scalar)
+        x, y, n = cuda.threadIdx.x, cuda.threadIdx.y, np.int64(out.size)
+        column = np.int64(cuda.blockIdx.x) * n_columns + x
+        total = zero
+        if column < n:
+            i = y * n + column
+            while i < partial.size:
+                total += partial[i]
+                i += n_parts * n
+        shared[y, x] = total
+        cuda.syncthreads()  # the sums of all parts are in place
+        if y == 0 and column < n:
+            for other in range(1, n_parts):
+                total += shared[other, x]
+            store(out, column, (total,))
+
+    return kernel

@@ -1,0 +1,206 @@
+"""Normalization of rows, and its gradient, each in one pass over memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr.dtypes import accumulator, is_half
+from rtxarr.kernels.segment import can_be_wide
+
+__all__ = ["fits", "normalize", "normalize_gradient"]
+
+# The most blocks that the gradient of the parameters is dealt out to, for blocks of 1024 threads:
+# a constant, so that the bits do not depend on the GPU.
+_MOST_BLOCKS = 264
+
+
+def fits(*arrays: Any) -> bool:
+    """Tell whether the kernels take these arrays (or None), the first being normalized."""
+    x = arrays[0]
+    dtype = x.dtype
+    return (
+        runs_kernels(x)
+        and (dtype in (np.float32, np.float64) or is_half(dtype))
+        and x.size > 0
+        and all(a is None or a.dtype == dtype for a in arrays)
+    )
+
+
+def normalize(
+    x: Any, weight: Any, bias: Any, centre: Any, inverse: Any, *, n_features: int, eps: float
+) -> Any:
+    """Normalize rows of ``n_features`` elements; fill in the statistics.
+
+    Parameters
+    ----------
+    x : array of a real floating dtype, any shape
+        One that :func:`fits` with the weight and the bias.
+    weight, bias : array of ``n_features`` elements, or None
+    centre, inverse : array of float32 (float64 for float64), C-contiguous, one element a row
+        Filled with the mean of each row and one over its deviation. Without ``centre`` the rows
+        are not centred, and the deviation is that from zero.
+    n_features : int
+    eps : float
+        Added to the variance.
+
+    Returns
+    -------
+    array, shape and dtype of ``x``
+    """
+    from rtxarr.kernels._norm_cuda import forward
+
+    xp = namespace(x, weight, bias)
+    out = xp.empty(x.shape, dtype=x.dtype)
+    flat, weight, bias = _flat(xp, x, weight, bias)
+    plan = forward_plan(n_features, x.dtype, _all_wide(n_features, flat, weight, bias))
+    kernel = forward(x.dtype, plan, centre is not None, weight is not None, bias is not None)
+    inverse = xp.reshape(inverse, (-1,))
+    launch(
+        kernel,
+        plan.blocks(inverse.size),
+        (
+            flat,
+            flat if weight is None else weight,
+            flat if bias is None else bias,
+            xp.reshape(out, (-1,)),
+            inverse if centre is None else xp.reshape(centre, (-1,)),
+            inverse,
+            n_features,
+            inverse.dtype.type(eps),
+        ),
+        block=plan.block,
+    )
+    return out
+
+
+def normalize_gradient(
+    grad: Any,
+    x: Any,
+    weight: Any,
+    centre: Any,
+    inverse: Any,
+    *,
+    n_features: int,
+    needs: tuple[bool, bool],
+) -> tuple[Any, Any, Any]:
+    """Give the gradients of what :func:`normalize` takes.
+
+    Parameters
+    ----------
+    grad, x, weight : array
+        Arrays that fit; ``grad`` of the shape of ``x``.
+    centre, inverse : array
+        As :func:`normalize` filled them.
+    n_features : int
+    needs : tuple of bool
+        Whether the gradients of the weight and of the bias are asked for.
+
+    Returns
+    -------
+    of_x : array, shape and dtype of ``x``
+    of_weight, of_bias : array of its dtype, shape (n_features,), or None
+        Summed in a fixed order.
+    """
+    from rtxarr.kernels._norm_cuda import backward
+
+    xp = namespace(grad, x, weight)
+    dtype, centred, n = x.dtype, centre is not None, n_features
+    out = xp.empty(x.shape, dtype=dtype)
+    grad, x, weight = _flat(xp, grad, x, weight)
+    inverse = xp.reshape(inverse, (-1,))
+    centre = xp.reshape(centre, (-1,)) if centred else inverse
+    wide = _all_wide(n, grad, x, weight)
+    n_params = 2 if needs[1] else int(needs[0])
+    plan = backward_plan(n, dtype, wide, with_sums=True)
+    at_once = n_params if plan.resident else 0
+    if not at_once:
+        plan = backward_plan(n, dtype, wide, with_sums=False)
+    blocks = plan.blocks(inverse.size)
+    if at_once:
+        blocks = min(blocks, _MOST_BLOCKS * max(1, 1024 // plan.threads))
+    partial = [xp.empty(blocks * n, dtype=inverse.dtype) for _ in range(at_once)]
+    launch(
+        backward(dtype, plan, centred, weight is not None, at_once),
+        blocks,
+        (
+            grad,
+            x,
+            x if weight is None else weight,
+            centre,
+            inverse,
+            xp.reshape(out, (-1,)),
+            partial[0] if at_once else inverse,
+            partial[1] if at_once == 2 else inverse,
+            n,
+        ),
+        block=plan.block,
+    )
+    if n_params > at_once:
+        partial = _sum_columns(xp, grad, x, centre, inverse, n, wide=wide, centred=centred)
+    of_weight = _join(xp, partial[0], n, dtype) if needs[0] else None
+    of_bias = _join(xp, partial[1], n, dtype) if needs[1] else None
+    return out, of_weight, of_bias
+
+
+def forward_plan(n_features: int, dtype: Any, wide: bool) -> Any:
+    """Deal the rows out to the forward kernel."""
+    from rtxarr.kernels._rows import plan_rows
+
+    return plan_rows(n_features, dtype, wide=wide)
+
+
+def backward_plan(n_features: int, dtype: Any, wide: bool, *, with_sums: bool) -> Any:
+    """Deal the rows out to the backward kernel, with the sums of the parameters or without."""
+    from rtxarr.kernels._rows import plan_rows
+
+    options = {"pieces": 2, "most": 16}
+    if with_sums:  # which take as many registers as a row and its gradient
+        options = {"pieces": 1, "most": 12}
+    return plan_rows(n_features, dtype, wide=wide, threads=256, **options)
+
+
+def _flat(xp: Any, *arrays: Any) -> list[Any]:
+    # Copies what is not contiguous.
+    return [None if a is None else xp.reshape(a, (-1,)) for a in arrays]
+
+
+def _all_wide(n_features: int, *arrays: Any) -> bool:
+    return all(a is None or can_be_wide(a, n_features) for a in arrays)
+
+
+def _sum_columns(
+    xp: Any, grad: Any, x: Any, centre: Any, inverse: Any, n: int, *, wide: bool, centred: bool
+) -> list[Any]:
+    """Give partial sums of the gradients of the parameters, where rows are too long for one pass.
+
+    ``wide``, ``centred``: as in the kernels.
+    """
+    from rtxarr.kernels._norm_cuda import columns
+    from rtxarr.kernels._vector import access
+
+    across = -(-n // (32 * access(x.dtype, wide=wide).width))
+    down = min(-(-inverse.size // 8), max(1, 4 * _MOST_BLOCKS // across))
+    partial = [xp.empty(down * n, dtype=inverse.dtype) for _ in range(2)]
+    arguments = (grad, x, centre, inverse, *partial, n)
+    launch(columns(x.dtype, wide, centred), (across, down), arguments, block=(32, 8))
+    return partial
+
+
+def _join(xp: Any, partial: Any, n: int, dtype: Any) -> Any:
+    from rtxarr.kernels._norm_cuda import JOIN_BLOCK, join
+
+    out = xp.empty(n, dtype=dtype)
+    launch(join(dtype), -(-n // JOIN_BLOCK[0]), (partial, out), block=JOIN_BLOCK)
+    return out
+
+
+def empty_statistics(x: Any, axes: tuple[int, ...], *, centred: bool) -> tuple[Any, Any]:
+    """Give arrays for :func:`normalize` to fill: of length one along the last ``axes``."""
+    xp = namespace(x)
+    shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
+    dtype = accumulator(x.dtype)
+    centre = xp.empty(shape, dtype=dtype) if centred else None
+    return centre, xp.empty(shape, dtype=dtype)
