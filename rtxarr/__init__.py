@@ -9,7 +9,7 @@ import importlib
 
 from numpy import e, inf, nan, newaxis, pi
 
-from rtxarr import ops
+from rtxarr import _device, ops
 from rtxarr._device import (
     Device,
     current_stream,
@@ -68,7 +68,7 @@ from rtxarr.ops import *
 __version__ = "0.1.0"
 
 # Loaded on first use, so that importing rtxarr stays light.
-_LAZY = ("autograd", "data", "fft", "libs", "linalg", "nn", "optim", "random", "testing")
+_LAZY = ("autograd", "data", "fft", "libs", "linalg", "memory", "nn", "optim", "random", "testing")
 
 __all__ = [
     "Device",
@@ -126,6 +126,13 @@ __all__ = [
     *ops.__all__,
     *_LAZY,
 ]
+
+
+def _who_holds(place):
+    return importlib.import_module("rtxarr.memory").largest_holders(place)
+
+
+_device.who_holds = _who_holds  # for the message when a GPU has no room
 
 
 def __getattr__(name):

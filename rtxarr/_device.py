@@ -6,6 +6,7 @@ last on first use, so importing rtxarr needs no GPU, no driver and no CuPy.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import ctypes
 import functools
@@ -131,6 +132,17 @@ def owner_of(array: Any) -> int:
     while (base := getattr(array, "base", None)) is not None:
         array = base
     return id(array)
+
+
+def allocation_of(array: Any) -> tuple[Any, int]:
+    """Return what identifies the memory of ``array`` while it lives, and its size in bytes."""
+    if is_device_array(array):
+        memory = array.data.mem
+        return (memory.device_id, memory.ptr), memory.size
+    owner = array
+    while is_array(base := getattr(owner, "base", None)):
+        owner = base
+    return id(owner), owner.nbytes
 
 
 # glibc gives each large block back to the system when it is freed, so that every array is paid
@@ -392,21 +404,46 @@ def to_device(x: Any, device: str | Device, *, stream: Any = None) -> Any:
                 return cupy.asarray(x)
             with stream:
                 return cupy.asarray(x)
-    except cupy.cuda.memory.OutOfMemoryError:
-        raise MemoryError(_out_of_memory(x.nbytes, place)) from None
+    except MemoryError as error:
+        explain_out_of_memory(error, place)
+        raise
 
 
 _resolve = device  # to_device's own argument has that name
 
 
-def _out_of_memory(n_bytes: int, place: Device) -> str:
+def who_holds(place: Device) -> str:
+    """Say who holds the memory of a device; `rtxarr` puts a better answer here."""
+    return ""
+
+
+def explain_out_of_memory(error: MemoryError, place: Device | None = None) -> None:
+    """Have CuPy's error say what was asked for, who holds the rest, and what to try.
+
+    Parameters
+    ----------
+    error : MemoryError
+        Left as it is unless CuPy raised it and it was not explained before.
+    place : Device, default the one that CuPy is using
+    """
+    cupy = sys.modules.get("cupy")
+    if cupy is None or not isinstance(error, cupy.cuda.memory.OutOfMemoryError):
+        return
+    if str(error).startswith("no room"):
+        return
+    if place is None:
+        place = Device("cuda", cupy.cuda.runtime.getDevice())
     stats = memory_stats(place)
     mib = {name: f"{value / 2**20:,.0f} MiB" for name, value in stats.items()}
-    return (
-        f"no room for {n_bytes / 2**20:,.1f} MiB on {place!r}: {mib['free']} of {mib['total']} are "
-        f"free, this process's arrays hold {mib['used']} and its pool keeps {mib['pool']}. Drop "
-        "arrays you no longer need, use a smaller batch or a narrower dtype, or see "
-        "`nvidia-smi` for other processes"
+    holders = ""
+    with contextlib.suppress(Exception):  # the error itself matters more than who is to blame
+        holders = who_holds(place)
+    error.args = (
+        f"no room for {error._size / 2**20:,.1f} MiB on {place!r}: {mib['free']} of "
+        f"{mib['total']} are free, this process's arrays hold {mib['used']} and its pool keeps "
+        f"{mib['pool']}. {holders}Use a smaller batch, rx.checkpoint, rx.autocast or a "
+        "narrower dtype; drop arrays you no longer need, which `print(rx.memory.report())` lists; "
+        "or see `nvidia-smi` for other processes",
     )
 
 

@@ -184,6 +184,9 @@ def _run(outputs, wanted, create_graph, retain_graph, samples):
     state.mode = previous & ~(AUTOCAST if create_graph else AUTOCAST | RECORDED)
     try:
         return backward.run(outputs)
+    except MemoryError as error:
+        _device.explain_out_of_memory(error)
+        raise
     finally:
         state.mode = previous
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import device_of, to_device
+from rtxarr._device import device_of, explain_out_of_memory, to_device
 from rtxarr.autograd._autocast import cast_arguments, policy_of
 from rtxarr.autograd._mode import AUTOCAST, OBSERVED, PROFILED, RECORDED, state
 from rtxarr.autograd._tape import Node, Tensor, make_tensor, store_of
@@ -237,7 +237,7 @@ def apply(op: Op, args, kwargs):
             fwd = state.profile.timed(op)
     try:
         out = fwd(*raw, **kwargs) if kwargs else fwd(*raw)
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, IndexError, MemoryError) as error:
         explain(error, op.fwd, raw, kwargs)
         raise
     shared = (op.view or out is raw[0]) and isinstance(args[0], Tensor)
@@ -375,7 +375,7 @@ def differentiable(
                     return apply(op, args, kwargs)
         try:
             return fwd(*args, **kwargs)
-        except (TypeError, ValueError, IndexError) as error:
+        except (TypeError, ValueError, IndexError, MemoryError) as error:
             explain(error, fwd, args, kwargs)
             raise
 
@@ -432,9 +432,11 @@ def _describe(value):
 
 
 def explain(error, fwd, args, kwargs):
-    """Add to an error of an array library which function got what."""
+    """Add to an error of an array library which function got what, or who holds the memory."""
     if getattr(error, "__notes__", None):
         return  # said already, nearer to where it happened
+    if isinstance(error, MemoryError):
+        explain_out_of_memory(error)
     try:
         bound = inspect.signature(fwd).bind_partial(*args, **kwargs).arguments
     except TypeError:
@@ -463,7 +465,7 @@ def nondifferentiable(fwd: Callable) -> Callable:
             kwargs = {name: raw_of(a) for name, a in kwargs.items()}
         try:
             out = fwd(*args, **kwargs)
-        except (TypeError, ValueError, IndexError) as error:
+        except (TypeError, ValueError, IndexError, MemoryError) as error:
             explain(error, fwd, args, kwargs)
             raise
         return _wrap_untracked(out) if tensors else out

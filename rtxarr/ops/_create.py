@@ -46,10 +46,14 @@ def _numeric(name, device, shape, *args, dtype):
 
 def _create(name, device, *args, **options):
     """Call the creation function ``name`` of the namespace of ``device`` (None: the current)."""
-    if device is None:
-        return getattr(_device.namespace(), name)(*args, **options)
-    with _device.device(device):
-        return getattr(_device.namespace(), name)(*args, **options)
+    try:
+        if device is None:
+            return getattr(_device.namespace(), name)(*args, **options)
+        with _device.device(device):
+            return getattr(_device.namespace(), name)(*args, **options)
+    except MemoryError as error:
+        _device.explain_out_of_memory(error)
+        raise
 
 
 def asarray(obj, /, *, dtype=None, device=None, copy=None):

@@ -1,0 +1,368 @@
+"""Memory: who holds it, by module and operation, and the most that a block of code takes."""
+
+import gc
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rtxarr import _device
+from rtxarr._device import Device, memory_stats
+from rtxarr.autograd._tape import Node, Tensor
+
+__all__ = ["Entry", "Report", "peak", "report", "stats"]
+
+stats = memory_stats
+
+_MIB = 2**20
+
+# In this order: memory that is held under two names counts for the first.
+KINDS = ("parameter", "buffer", "gradient", "optimizer", "saved", "other")
+_PLURALS = {"saved": "saved for gradients", "other": "others"}
+
+
+class Entry(NamedTuple):
+    """One array of a :class:`Report`.
+
+    Attributes
+    ----------
+    kind : str
+        "parameter", "buffer", "gradient", "optimizer" (state), "saved" (for the gradient of an
+        operation) or "other" (any other tensor).
+    name : str
+        Where it is: the dotted name in its module, the operation that saved it, or nothing.
+    n_bytes : int
+        Of the memory it keeps alive, which may be larger than itself.
+    shape : tuple of int
+    dtype : dtype
+    """
+
+    kind: str
+    name: str
+    n_bytes: int
+    shape: tuple
+    dtype: Any
+
+
+class Report:
+    """What is held on a device; ``str`` gives a table.
+
+    Attributes
+    ----------
+    device : Device
+    entries : list of Entry
+        The largest first. Memory that several arrays look at is there once.
+    stats : dict
+        The figures of :func:`stats`.
+    """
+
+    def __init__(self, device: Device, entries: list[Entry]):
+        self.device = device
+        self.entries = sorted(entries, key=lambda entry: -entry.n_bytes)
+        self.stats = memory_stats(device)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all entries together."""
+        return sum(entry.n_bytes for entry in self.entries)
+
+    def by_kind(self) -> dict[str, int]:
+        """Give the bytes of each kind of entry that there is."""
+        return self._totals((entry.kind, entry.n_bytes) for entry in self.entries)
+
+    def by_module(self) -> dict[str, int]:
+        """Give the bytes of the parameters, gradients, buffers and optimizer state by module.
+
+        Returns
+        -------
+        dict of str to int
+            By the dotted name of the module that has the parameter itself; the largest first.
+        """
+        owned = [e for e in self.entries if e.kind not in ("saved", "other")]
+        return self._totals((entry.name.rpartition(".")[0], entry.n_bytes) for entry in owned)
+
+    def by_operation(self) -> dict[str, int]:
+        """Give the bytes that are saved for the gradient of each operation, the largest first."""
+        saved = [entry for entry in self.entries if entry.kind == "saved"]
+        return self._totals((entry.name, entry.n_bytes) for entry in saved)
+
+    @staticmethod
+    def _totals(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for name, n_bytes in pairs:
+            totals[name] = totals.get(name, 0) + n_bytes
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+    def table(self, n_rows: int = 20) -> str:
+        """Give the text of the totals and of the ``n_rows`` largest entries."""
+        pool = {name: value / _MIB for name, value in self.stats.items()}
+        lines = [
+            f"{self.device}: {self.n_bytes / _MIB:,.1f} MiB in arrays, {pool['used']:,.1f} in use, "
+            f"{pool['pool']:,.1f} kept by the pool, {pool['free']:,.1f} of {pool['total']:,.1f} "
+            "free",
+            "",
+        ]
+        lines += [f"{n / _MIB:12,.1f} MiB  {_plural(kind)}" for kind, n in self.by_kind().items()]
+        lines += ["", f"{'MiB':>12}  {'kind':9}  name"]
+        for entry in self.entries[:n_rows]:
+            where = f"{entry.name}  {entry.shape} {entry.dtype}".lstrip()
+            lines.append(f"{entry.n_bytes / _MIB:12,.2f}  {entry.kind:9}  {where}")
+        rest = self.entries[n_rows:]
+        if rest:
+            held = sum(entry.n_bytes for entry in rest)
+            lines.append(f"{held / _MIB:12,.2f}  {'':9}  in {len(rest)} more")
+        return "\n".join(lines)
+
+    __str__ = table
+
+    def __repr__(self) -> str:
+        return f"Report({self.device}, {len(self.entries)} arrays, {self.n_bytes:,} bytes)"
+
+
+def _plural(kind: str) -> str:
+    return _PLURALS.get(kind, kind if kind == "optimizer" else f"{kind}s")
+
+
+def report(module: Any = None, *, optimizer: Any = None, device: Any = None) -> Report:
+    """List the live arrays by the module or the operation that holds them.
+
+    Parameters
+    ----------
+    module : Module, optional
+        Whose parameters to name. All modules when left out; their class comes first in the names
+        then.
+    optimizer : Optimizer, optional
+        Whose state to name. All optimizers when left out.
+    device : Device or str, optional
+        That of the first parameter of ``module``, or the current one, when left out.
+
+    Returns
+    -------
+    Report
+
+    Notes
+    -----
+    Looks at all objects of the program, so it takes a moment. Raw arrays that no module, optimizer,
+    tensor or graph holds are not seen; they are the difference to what is in use.
+
+    Examples
+    --------
+    >>> import rtxarr as rx
+    >>> from rtxarr import nn
+    >>> layer = nn.Linear(1024, 256, device="cpu")
+    >>> found = rx.memory.report(layer)
+    >>> found.by_kind()["parameter"]
+    1049600
+    >>> found.entries[0].name, found.entries[0].n_bytes
+    ('weight', 1048576)
+    """
+    if device is None:
+        first = next(module.parameters(), None) if module is not None else None
+        place = _device.device() if first is None else _device.device_of(first.data)
+    else:
+        place = _device.device(device)
+    return Report(place, _Survey(place).run(module, optimizer))
+
+
+class _Survey:
+    """Goes through everything that holds arrays on one device, and takes each memory once."""
+
+    def __init__(self, place: Device):
+        self.place = place
+        self.entries: list[Entry] = []
+        self.seen: set = set()
+
+    def run(self, module: Any, optimizer: Any) -> list[Entry]:
+        gc.collect()  # what nobody reaches any more is not held
+        live = gc.get_objects()
+        roots = [("", module)] if module is not None else _root_modules(live)
+        optimizers = [optimizer] if optimizer is not None else _of_class(live, "optim", "Optimizer")
+        tensors = [
+            ("parameter", _joined(root, name), p)
+            for root, owner in roots
+            for name, p in owner.named_parameters()
+        ]
+        names = {id(p): name for _, name, p in tensors}
+        tensors += [
+            ("buffer", _joined(root, name), b)
+            for root, owner in roots
+            for name, b in owner.named_buffers()
+        ]
+        for kind, name, tensor in tensors:
+            self.take(kind, name, tensor.data)
+        for kind, name, tensor in tensors:
+            if kind == "parameter":
+                self.take("gradient", name, tensor.grad)
+        for one in optimizers:
+            for param, values in one.state.items():
+                for key, value in values.items():
+                    known = names.get(id(param), f"{type(one).__name__}.state")
+                    self.take("optimizer", f"{known} ({key})", value)
+        for node in live:
+            if type(node) is Node and type(node.saved) is tuple:
+                for value in _flat(node.saved):
+                    self.take("saved", node.plan.op.name, value)
+        for tensor in live:
+            if isinstance(tensor, Tensor):
+                self.take("other", "", tensor.data)
+                self.take("other", "gradient", tensor.grad)
+        return self.entries
+
+    def take(self, kind: str, name: str, array: Any) -> None:
+        if not hasattr(array, "nbytes") or not _device.is_array(array):
+            return
+        if _device.device_of(array) != self.place:
+            return
+        key, n_bytes = _device.allocation_of(array)
+        if key in self.seen or n_bytes == 0:
+            return
+        self.seen.add(key)
+        self.entries.append(Entry(kind, name, n_bytes, tuple(array.shape), array.dtype))
+
+
+def _joined(root: str, name: str) -> str:
+    return f"{root}.{name}" if root else name
+
+
+def _flat(values: tuple) -> Iterable:
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _of_class(live: list, room: str, name: str) -> list:
+    """Give the live instances of a class of a room that may not be loaded, or have none."""
+    kind = getattr(sys.modules.get(f"rtxarr.{room}"), name, None)
+    return [] if kind is None else [x for x in live if isinstance(x, kind)]
+
+
+def _root_modules(live: list) -> list[tuple[str, Any]]:
+    """Give ``(class name, module)`` for the modules that are in no other."""
+    modules = _of_class(live, "nn", "Module")
+    inner = {id(child) for module in modules for child in module.children()}
+    return [(type(m).__name__, m) for m in modules if id(m) not in inner]
+
+
+def largest_holders(place: Device, n_holders: int = 5) -> str:
+    """Say in one sentence who holds most of a device, for an error message; may be empty."""
+    found = Report(place, _Survey(place).run(None, None))
+    holders = {
+        **found.by_module(),
+        **{f"saved for {name}()": n for name, n in found.by_operation().items()},
+    }
+    others = found.by_kind().get("other")
+    if others:
+        holders["other tensors"] = others
+    largest = sorted(holders.items(), key=lambda item: -item[1])[:n_holders]
+    if not largest:
+        return ""
+    listed = ", ".join(f"{name} {n / _MIB:,.1f} MiB" for name, n in largest)
+    return f"The largest holders: {listed}. "
+
+
+# ----------------------------------------------------------------------------------- peak
+
+
+class peak:  # noqa: N801  (used like no_grad)
+    """Measure the most memory that is held at a time in a ``with`` block.
+
+    Parameters
+    ----------
+    device : Device or str, default the current device
+
+    Attributes
+    ----------
+    bytes : int
+        On a GPU, of live arrays, among what this thread takes from CuPy's memory pools; on the
+        CPU, of the process's resident memory. Up to now while the block runs.
+    before : int
+        The same when the block began: ``bytes - before`` is what it needed on top.
+
+    Examples
+    --------
+    >>> import rtxarr as rx
+    >>> with rx.memory.peak("cpu") as p:
+    ...     x = rx.ones(10**7, device="cpu")
+    >>> p.bytes - p.before > 60e6
+    True
+    """
+
+    before: int = 0
+
+    def __init__(self, device: Any = None):
+        place = _device.device(device)
+        self._meter: Any = _HostPeak() if place.kind == "cpu" else _device_peak(place)
+        self.device = place
+
+    def __enter__(self) -> "peak":
+        self.before = self._meter.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._meter.stop()
+
+    @property
+    def bytes(self) -> int:
+        return self._meter.peak()
+
+
+class _HostPeak:
+    """The kernel's own high-water mark of resident memory, set back when a block begins."""
+
+    running: list["_HostPeak"] = []  # blocks around one another: the mark is the process's
+
+    def start(self) -> int:
+        for outer in self.running:
+            outer.highest = outer.peak()
+        try:
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+        except OSError as error:
+            raise RuntimeError(
+                f"the peak of the CPU's memory is only known to Linux: {error}"
+            ) from None
+        self.highest = 0
+        self.running.append(self)
+        return memory_stats("cpu")["used"]
+
+    def stop(self) -> None:
+        self.highest = self.peak()
+        self.running.remove(self)
+
+    def peak(self) -> int:
+        return max(self.highest, _high_water_mark()) if self in self.running else self.highest
+
+
+def _high_water_mark() -> int:
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+
+def _device_peak(place: Device) -> Any:
+    """Make what counts the bytes that come from CuPy's pools and go back to them."""
+
+    class Meter(_device.cupy.cuda.MemoryHook):  # type: ignore[name-defined, misc]
+        def start(self):
+            self.name = f"rtxarr.memory.peak {id(self)}"  # two of one name cannot be nested
+            self.used = self.highest = memory_stats(place)["used"]
+            self.__enter__()
+            return self.used
+
+        def stop(self):
+            self.__exit__(None, None, None)
+
+        def peak(self):
+            return self.highest
+
+        def malloc_postprocess(self, **kwargs):
+            if kwargs["device_id"] == place.index and kwargs["mem_ptr"]:
+                self.used += kwargs["mem_size"]
+                self.highest = max(self.highest, self.used)
+
+        def free_postprocess(self, **kwargs):
+            if kwargs["device_id"] == place.index:
+                self.used -= kwargs["mem_size"]
+
+    return Meter()

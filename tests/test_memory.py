@@ -1,0 +1,316 @@
+"""Who holds memory, the peak of a block, and what an out-of-memory error says."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import rtxarr as rx
+from rtxarr import _device, memory, nn, optim
+from rtxarr.testing import assert_close
+
+MIB = 2**20
+
+
+class Net(nn.Module):
+    def __init__(self):
+        self.layers = [nn.Linear(256, 256), nn.Linear(256, 128, bias=False)]
+        self.norm = nn.BatchNorm(128)
+
+    def forward(self, x):
+        return self.norm(self.layers[1](rx.gelu(self.layers[0](x))))
+
+
+def test_arrays_are_named_by_module():
+    net = Net()
+    found = memory.report(net)
+    kinds = found.by_kind()
+    n_weights = 256 * 256 + 256 + 256 * 128 + 2 * 128
+    assert kinds["parameter"] == 4 * n_weights
+    assert kinds["buffer"] >= 4 * 2 * 128
+    assert "gradient" not in kinds
+    first = found.entries[0]
+    assert first == ("parameter", "layers.0.weight", 4 * 256 * 256, (256, 256), "float32")
+    sizes = [entry.n_bytes for entry in found.entries]
+    assert sizes == sorted(sizes, reverse=True) and sum(sizes) == found.n_bytes
+
+
+def test_gradients_state_and_what_is_saved_are_named():
+    net = Net()
+    optimizer = optim.AdamW(net.parameters())
+    x = np.ones((64, 256), np.float32)
+    rx.sum(net(x)).backward()
+    optimizer.step()
+    out = net(x)  # a graph that lives
+    found = memory.report(net, optimizer=optimizer)
+    kinds = found.by_kind()
+    assert kinds["gradient"] == kinds["parameter"]
+    assert kinds["optimizer"] >= 2 * kinds["parameter"]
+    by_module = found.by_module()
+    assert list(by_module)[0] == "layers.0"
+    assert by_module["layers.1"] == 4 * 4 * 256 * 128
+    saved = found.by_operation()
+    assert saved["gelu"] == 4 * 64 * 256
+    names = {entry.name for entry in found.entries if entry.kind == "optimizer"}
+    assert "layers.0.weight (mean)" in names
+    del out
+    assert "gelu" not in memory.report(net).by_operation()
+
+
+def test_all_modules_optimizers_and_tensors_are_found():
+    net = nn.Sequential(Net())
+    optimizer = optim.Adam(net.parameters())
+    net.zero_grad()
+    tensor = rx.Tensor(np.zeros(MIB, np.uint8))
+    view = tensor[:10]
+    found = memory.report(device="cpu")
+    names = {entry.name for entry in found.entries if entry.kind == "parameter"}
+    assert "Sequential.layers.0.layers.0.weight" in names
+    assert not any(name.startswith("Net.") for name in names)
+    others = [e for e in found.entries if e.kind == "other" and e.n_bytes == MIB]
+    assert len(others) == 1  # a tensor and its view hold one memory
+    assert optimizer.state == {} and view.size == 10
+
+
+def test_a_shared_array_is_counted_once():
+    weight = nn.Parameter((256, 256), init="zeros", device="cpu")
+    net = nn.Sequential(nn.Linear(256, 256, device="cpu"), nn.Linear(256, 256, device="cpu"))
+    net.layers[0].weight = net.layers[1].weight = weight
+    assert memory.report(net).by_kind()["parameter"] == 4 * (256 * 256 + 2 * 256)
+
+
+def test_other_devices_are_left_out():
+    net = Net()
+    assert memory.report(net).device == "cpu"
+    assert memory._Survey(_device.Device("cuda", 3)).run(net, None) == []
+
+
+def test_the_table_lists_the_largest_and_sums_up_the_rest():
+    found = memory.report(Net())
+    text = found.table(2).splitlines()
+    assert text[0].startswith("cpu: ") and "kept by the pool" in text[0]
+    assert any("parameters" in line for line in text)
+    at = next(i for i, line in enumerate(text) if line.split() == ["MiB", "kind", "name"])
+    assert text[at + 1].split() == [
+        *("0.25", "parameter", "layers.0.weight", "(256,", "256)", "float32"),
+    ]
+    assert text[-1].endswith(f"in {len(found.entries) - 2} more")
+    assert str(found).startswith("cpu: ")
+    assert repr(found).startswith("Report(cpu, ")
+
+
+def test_stats_are_those_of_the_device():
+    assert memory.stats("cpu").keys() == rx.memory_stats("cpu").keys()
+    assert rx.memory is memory
+
+
+# ----------------------------------------------------------------------------------- peak
+
+
+def touched(n_bytes):
+    return np.ones(n_bytes, np.uint8)
+
+
+def test_the_peak_of_the_cpu_is_that_of_the_block():
+    with memory.peak("cpu") as first:
+        touched(150 * MIB)
+    with memory.peak("cpu") as second:
+        touched(40 * MIB)
+        assert second.bytes - second.before > 30 * MIB  # while it runs
+    assert 140 * MIB < first.bytes - first.before < 200 * MIB
+    assert 30 * MIB < second.bytes - second.before < 80 * MIB
+    known = second.bytes
+    touched(60 * MIB)
+    assert second.bytes == known  # not what comes after
+
+
+def test_peaks_nest():
+    with memory.peak("cpu") as outer:
+        touched(150 * MIB)
+        with memory.peak("cpu") as inner:
+            touched(40 * MIB)
+        touched(40 * MIB)
+    assert outer.bytes - outer.before > 140 * MIB
+    assert inner.bytes - inner.before < 80 * MIB
+    assert memory._HostPeak.running == []
+
+
+def test_a_system_without_the_mark_is_named(monkeypatch):
+    def refuse(*args):
+        raise PermissionError("no such file")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(RuntimeError, match="only known to Linux: no such file"), memory.peak("cpu"):
+        pass
+
+
+def test_the_meter_of_a_gpu_adds_what_the_pool_gives_and_takes(monkeypatch):
+    pytest.importorskip("cupy")
+    monkeypatch.setattr(memory, "memory_stats", lambda place: {"used": 100})
+    meter = memory._device_peak(_device.Device("cuda", 0))
+    assert meter.start() == 100
+    try:
+        for device_id, size, pointer in ((0, 50, 1), (1, 1000, 1), (0, 20, 1), (0, 500, 0)):
+            meter.malloc_postprocess(device_id=device_id, mem_size=size, mem_ptr=pointer)
+        meter.free_postprocess(device_id=0, mem_size=60)
+        meter.malloc_postprocess(device_id=0, mem_size=10, mem_ptr=1)
+    finally:
+        meter.stop()
+    assert meter.peak() == 170
+
+
+@pytest.mark.gpu
+def test_the_peak_of_a_gpu_is_exact():
+    with rx.device("cuda:0"):
+        kept = rx.zeros(MIB, dtype="uint8")
+        with memory.peak() as outer:
+            with memory.peak() as inner:
+                rx.zeros(4 * MIB, dtype="uint8")
+            a, b = rx.zeros(MIB, dtype="uint8"), rx.zeros(2 * MIB, dtype="uint8")
+            del a, b
+    assert inner.bytes - inner.before == outer.bytes - outer.before == 4 * MIB
+    del kept
+
+
+@pytest.mark.gpu
+def test_arrays_on_a_gpu_are_named():
+    with rx.device("cuda:0"):
+        net = Net()
+        rx.sum(net(rx.ones((64, 256), dtype="float32"))).backward()
+        found = memory.report(net)
+    assert found.device == "cuda:0"
+    assert found.by_kind()["gradient"] == found.by_kind()["parameter"]
+    assert found.n_bytes <= found.stats["used"]
+
+
+# ------------------------------------------------------------------------- out of memory
+
+
+@pytest.fixture
+def no_room(monkeypatch):
+    """Give a function that raises CuPy's error, of a GPU that is not there."""
+    cupy = pytest.importorskip("cupy")
+    figures = {"used": 70_000 * MIB, "pool": 75_000 * MIB, "free": 512 * MIB, "total": 80_000 * MIB}
+    monkeypatch.setattr(_device, "memory_stats", lambda place: figures)
+    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 0)
+    # The arrays of the test are on the CPU.
+    monkeypatch.setattr(
+        _device, "who_holds", lambda place: memory.largest_holders(_device.device("cpu"))
+    )
+
+    def fail(*args, **kwargs):
+        raise cupy.cuda.memory.OutOfMemoryError(3 * 2**30, 70_000 * MIB, 0)
+
+    return fail
+
+
+def failing(fail, *, forward):
+    @rx.custom_op
+    def op(x):
+        return fail() if forward else x * 1
+
+    op.defvjps(x=lambda g: fail())
+    return op
+
+
+@pytest.mark.parametrize("where", ["forward", "raw", "backward", "creation"])
+def test_an_error_says_what_was_asked_who_holds_it_and_what_to_try(where, no_room, monkeypatch):
+    net = nn.Linear(1024, 1024, device="cpu")
+    rx.sum(net(np.ones((1, 1024), np.float32))).backward()
+    op = failing(no_room, forward=where != "backward")
+    with pytest.raises(MemoryError) as caught:
+        if where == "raw":
+            op(np.ones(3))
+        elif where == "creation":
+            monkeypatch.setattr(_device.namespace(np.ones(1)), "zeros", no_room)
+            rx.zeros(3, device="cpu")
+        else:
+            rx.sum(op(rx.Tensor(np.ones(3), requires_grad=True))).backward()
+    text = str(caught.value)
+    assert type(caught.value).__name__ == "OutOfMemoryError"
+    assert "no room for 3,072.0 MiB on Device('cuda:0'" in text
+    assert "512 MiB of 80,000 MiB are free, this process's arrays hold 70,000 MiB" in text
+    assert "The largest holders: Linear 8.0 MiB" in text
+    assert "rx.checkpoint" in text and "rx.memory.report()" in text
+
+
+def test_an_error_is_explained_once_and_only_if_it_is_cupys(no_room):
+    with pytest.raises(MemoryError) as caught:
+        no_room()
+    _device.explain_out_of_memory(caught.value)
+    text = str(caught.value)
+    _device.explain_out_of_memory(caught.value)
+    assert str(caught.value) == text
+    plain = MemoryError("of the host")
+    _device.explain_out_of_memory(plain)
+    assert str(plain) == "of the host"
+
+
+def test_an_error_stays_when_the_survey_fails(no_room, monkeypatch):
+    monkeypatch.setattr(_device, "who_holds", lambda place: 1 / 0)
+    with pytest.raises(MemoryError) as caught:
+        no_room()
+    _device.explain_out_of_memory(caught.value)
+    assert "75,000 MiB. Use a smaller batch" in str(caught.value)
+
+
+def test_the_package_finds_the_holders():
+    net = nn.Linear(1024, 1024, device="cpu")
+    assert "Linear" in rx._who_holds(_device.device("cpu"))
+    assert net.weight.size == 2**20
+
+
+@pytest.mark.gpu
+def test_running_out_on_a_gpu_names_the_holders():
+    import cupy
+
+    pool = cupy.get_default_memory_pool()
+    limit = pool.get_limit()
+    with rx.device("cuda:0"):
+        net = nn.Linear(1024, 1024)
+        pool.set_limit(size=pool.total_bytes() + 2 * MIB)
+        try:
+            with pytest.raises(MemoryError, match=r"no room for .* Linear 4.0 MiB"):
+                rx.concat([net.weight] * 8)
+            with pytest.raises(MemoryError, match=r"no room for 256.0 MiB"):
+                rx.zeros(2**25, device="cuda:0")
+        finally:
+            pool.set_limit(size=limit)
+
+
+# --------------------------------------------------------------------------- checkpointing
+
+
+def step(call, blocks, x):
+    """Give the bytes saved after the forward pass, the most traced in the step, and gradients."""
+    rx.random.seed(0)
+    tracemalloc.start()
+    y = x
+    for block in blocks:
+        y = call(block, y)
+    loss = rx.mean(y * y)
+    del y
+    saved = memory.report(device="cpu").by_operation()
+    tracemalloc.reset_peak()
+    loss.backward()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    parameters = [p for block in blocks for p in block.parameters()]
+    grads = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    return sum(saved.values()), most - sum(g.nbytes for g in grads), grads
+
+
+def test_checkpointing_frees_what_is_inside():
+    blocks = [nn.TransformerBlock(64, 4, dropout=0.1, device="cpu") for _ in range(8)]
+    x = rx.Tensor(rx.random.Generator(0).normal((8, 64, 64), dtype="float32", device="cpu"))
+    step(rx.checkpoint, blocks, x)  # compiles
+    saved, most, grads = step(lambda block, y: block(y), blocks, x)
+    saved_less, most_less, same_grads = step(rx.checkpoint, blocks, x)
+    assert saved > 8 * x.data.nbytes * 8
+    assert saved_less < 0.05 * saved
+    assert most_less < 0.35 * most
+    for a, b in zip(grads, same_grads, strict=True):
+        assert_close(a, b, exact=True)
+    assert "gelu" not in memory.report(device="cpu").by_operation()  # all of it is gone
