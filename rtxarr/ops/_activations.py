@@ -12,6 +12,7 @@ from rtxarr import _device
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
+from rtxarr.kernels import activation as kernels
 from rtxarr.ops._check import (
     check_floating,
     check_number,
@@ -62,15 +63,25 @@ _SHARED_DOC = """
 def _activation(formula):
     """Make an elementwise operation out of a formula over float32 or float64 arrays."""
     compute = rounded_once(formula)
+    name = formula.__name__
 
     @functools.wraps(formula)
     def checked(x, /, **options):
         check_floating(x=x)
+        if name in kernels.FORWARD and not options and kernels.fits(x):
+            return kernels.activation(name, x)
         return compute(x, **options)
 
     if "Parameters" not in (checked.__doc__ or ""):
         checked.__doc__ = (checked.__doc__ or "") + _SHARED_DOC
     return differentiable(checked, elementwise=True)
+
+
+def _gradient(name, saved, g, formula):
+    """Give the gradient in one launch where there is a kernel and nothing is recorded."""
+    if kernels.fits(saved, g):
+        return kernels.activation_gradient(name, saved, g)
+    return formula(saved, g)
 
 
 # ---------------------------------------------------------------------------- rectifiers
@@ -91,7 +102,9 @@ def relu(x, /):
     return out if out.dtype == x.dtype else xp.astype(out, x.dtype)
 
 
-relu.defvjps(x=lambda g, out: where(out <= 0, 0, g))
+relu.defvjps(
+    x=lambda g, out: _gradient("relu", out, g, lambda out, g: where(out <= 0, 0, g)),
+)
 
 
 @_activation
@@ -156,12 +169,12 @@ def sigmoid(x, /):
     return xp.where(x >= 0, xp.ones_like(x), small) / (1 + small)
 
 
-def _sigmoid_rule(g, out):
+def _sigmoid_slope(out, g):
     out = widen(out)
     return g * (out * (1 - out))
 
 
-sigmoid.defvjps(x=_sigmoid_rule)
+sigmoid.defvjps(x=lambda g, out: _gradient("sigmoid", out, g, _sigmoid_slope))
 
 
 @_activation
@@ -210,13 +223,13 @@ def silu(x, /):
     return x * sigmoid(x)
 
 
-def _silu_rule(g, x):
+def _silu_slope(x, g):
     x = widen(x)
     s = sigmoid(x)
     return g * (s * (1 + x * (1 - s)))
 
 
-silu.defvjps(x=_silu_rule)
+silu.defvjps(x=lambda g, x: _gradient("silu", x, g, _silu_slope))
 
 
 @_activation
@@ -248,13 +261,13 @@ def mish(x, /):
     return x * namespace(x).tanh(softplus(x))
 
 
-def _mish_rule(g, x):
+def _mish_slope(x, g):
     x = widen(x)
     t = tanh(softplus(x))
     return g * (t + x * sigmoid(x) * (1 - t * t))
 
 
-mish.defvjps(x=_mish_rule)
+mish.defvjps(x=lambda g, x: _gradient("mish", x, g, _mish_slope))
 
 
 @_activation
@@ -290,6 +303,8 @@ def gelu(x, /, *, approximate: str = "none"):
     ----------
     Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", 2016, arXiv:1606.08415, sec. 2.
     """
+    if approximate in ("none", "tanh") and kernels.fits(x):
+        return kernels.activation("gelu" if approximate == "none" else "gelu_tanh", x)
     if approximate == "none":
         return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
     if approximate == "tanh":
@@ -298,6 +313,9 @@ def gelu(x, /, *, approximate: str = "none"):
 
 
 def _gelu_rule(g, x, approximate):
+    if kernels.fits(x, g):
+        name = "gelu" if approximate == "none" else "gelu_tanh"
+        return kernels.activation_gradient(name, x, g)
     x = widen(x)
     if approximate == "none":
         density = exp(-0.5 * (x * x)) / math.sqrt(2 * math.pi)
