@@ -23,6 +23,7 @@ from rtxarr._device import (
 from rtxarr._info import API_VERSION as __array_api_version__
 from rtxarr._info import NamespaceInfo as __array_namespace_info__
 from rtxarr._names import no_attribute
+from rtxarr._profile import profile
 from rtxarr.autograd import (
     Tensor,
     autocast,
@@ -113,6 +114,7 @@ __all__ = [
     "newaxis",
     "no_grad",
     "pi",
+    "profile",
     "result_type",
     "stop_gradient",
     "stream",

@@ -35,6 +35,7 @@ RANKS = {
     "fft": 5,
     "linalg": 5,
     "memory": 6,
+    "_profile": 6,
     "polygraph": 6,
     "testing": 6,
     "nn": 7,

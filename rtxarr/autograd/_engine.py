@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from rtxarr import _device
-from rtxarr.autograd._mode import AUTOCAST, RECORDED, state
+from rtxarr.autograd._mode import AUTOCAST, PROFILED, RECORDED, state
 from rtxarr.autograd._op import checksum
 from rtxarr.autograd._tape import Leaf, Node, Tensor, make_tensor, raw
 from rtxarr.dtypes import is_complex, is_inexact
@@ -210,7 +210,9 @@ class _Pass:
         for tensor, g in outputs:
             if self.needed is None or tensor.node in self.needed:
                 self.deliver(tensor.node, tensor.slot, g, None)
-        heap, grads = self.heap, self.grads
+        heap, grads, visit = self.heap, self.grads, self.visit
+        if state.mode & PROFILED:
+            visit = state.profile.timed_visit(visit)
         while heap:
             node = heappop(heap)[1]
             g = grads.pop(node)
@@ -218,7 +220,7 @@ class _Pass:
                 self.collect(node, g)
                 if not any(edge[0] in self.needed for edge in node.edges):
                     continue
-            self.visit(node, g)
+            visit(node, g)
         if self.wanted is None:
             return grads
         for leaf, g in grads.items():

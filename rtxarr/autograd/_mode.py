@@ -29,6 +29,9 @@ class _State(threading.local):
 
 state = _State()
 
+# Those that take the time in any thread: asking whether there is one costs next to nothing.
+profiles: list[Any] = []
+
 
 def is_recording() -> bool:
     """Tell whether operations on tensors are being recorded in this thread."""

@@ -207,6 +207,7 @@ def _meta(value, attribute):
 
 
 _COMMON = RECORDED | OBSERVED
+_SHOWN = OBSERVED | PROFILED
 
 
 def apply(op: Op, args, kwargs):
@@ -261,8 +262,8 @@ def apply(op: Op, args, kwargs):
         node = Node(plan, edges, plan.save(raw, out, kwargs), guards)
         if several:
             node.outputs = [(o.shape, o.dtype) for o in out]
-        if mode & OBSERVED:
-            _observe(node)
+        if mode & _SHOWN:
+            _observe(node, mode)
     return _wrap_outputs(out, node, store) if several else make_tensor(out, node, 0, store)
 
 
@@ -275,7 +276,9 @@ def _wrap_outputs(out, node, store):
     return type(out)(*wrapped) if names else tuple(wrapped)
 
 
-def _observe(node):
+def _observe(node, mode):
+    if mode & PROFILED:
+        state.profile.recorded(node)
     if state.checksums:
         node.guards = (*node.guards, *((v, checksum(v)) for v in _arrays(node.saved)))
     if state.frame is not None:

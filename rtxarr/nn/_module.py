@@ -8,6 +8,7 @@ import numpy as np
 
 from rtxarr._device import Device, namespace
 from rtxarr._device import to_device as move
+from rtxarr.autograd._mode import PROFILED, profiles, state
 from rtxarr.dtypes import is_floating
 from rtxarr.nn._parameter import Buffer, Parameter, replace_data
 
@@ -54,7 +55,10 @@ class Module:
         raise TypeError(f"{type(self).__name__} must define forward()")
 
     def __call__(self, *args, **kwargs):
-        out = self.forward(*args, **kwargs)
+        if profiles and state.mode & PROFILED:
+            out = state.profile.call_module(self, args, kwargs)
+        else:
+            out = self.forward(*args, **kwargs)
         for hook in self._forward_hooks:
             hook(self, args, out)
         return out
