@@ -34,7 +34,8 @@ class Ours:
 
     def step(self):
         with rx.device(self.device):
-            self.recipe.step()
+            self.recipe.model.train()
+            self.recipe.captured(self.recipe.step)()
 
     def synchronize(self):
         rx.synchronize(self.device)
@@ -42,6 +43,14 @@ class Ours:
     def test_accuracy(self):
         with rx.device(self.device):
             return float(self.recipe.evaluate("test")[1])
+
+
+class Captured(Ours):
+    """The same step as one CUDA graph."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.recipe.capture = True
 
 
 class Torch:
@@ -124,7 +133,12 @@ class PyG(Torch):
         return self.layers[layer](x, self.edge_index)
 
 
-CONTESTANTS = {"rtxarr": Ours, "torch-geometric": PyG, "torch": Torch}
+CONTESTANTS = {
+    "rtxarr": Ours,
+    "rtxarr captured": Captured,
+    "torch-geometric": PyG,
+    "torch": Torch,
+}
 
 
 def measure(contestants, rounds, steps):

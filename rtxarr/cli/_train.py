@@ -10,6 +10,7 @@ from typing import Any
 
 from rtxarr import recipes
 from rtxarr._device import device as get_device
+from rtxarr.autograd import CaptureError
 from rtxarr.cli._info import gpu_name
 from rtxarr.cli._progress import make_watch
 from rtxarr.data import CheckpointError
@@ -49,6 +50,7 @@ def train(
     settings: list[str],
     resume: bool,
     out: Path | None,
+    capture: bool | None = None,
 ) -> int:
     """Run a recipe and print how it went; give the exit status.
 
@@ -58,6 +60,8 @@ def train(
         None for what was not said: the defaults, or what the resumed run has.
     settings : list of str
         ``key=value``.
+    capture : bool, optional
+        Whether to replay steps as CUDA graphs; None for where there is a GPU.
     """
     try:
         plan = _plan(name, device, seed, settings, resume, out)
@@ -77,12 +81,16 @@ def train(
                 out=plan.folder,
                 seed=plan.seed,
                 device=plan.device,
+                capture=capture,
                 resume=resume,
                 watch=watch,
             )
     except RunError as error:
         return _fail(error, 2)
     except (CheckpointError, FloatingPointError) as error:
+        return _fail(error, 1)
+    except CaptureError as error:
+        error.add_note("train without CUDA graphs: --no-capture")
         return _fail(error, 1)
     except OSError as error:
         status = _fail(error, 1)

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+import rtxarr as rx
 from rtxarr.recipes._config import Config
 
 
@@ -22,6 +23,8 @@ class Recipe:
     Config : type
         Its settings; one of them is ``epochs``.
     model : Module
+    capture : bool
+        Whether :meth:`captured` makes CUDA graphs; the loop sets it.
     baselines : dict
         For ``"loss"`` and ``"accuracy"``, ``(value, name)`` of what to compare the curves with.
     files : tuple of str
@@ -36,6 +39,7 @@ class Recipe:
     stateful: ClassVar[tuple[str, ...]] = ("model", "optimizer")
     files: ClassVar[tuple[str, ...]] = ()
     model: Any
+    capture: bool = False
     baselines: Mapping[str, tuple[float, str]] = MappingProxyType({})
 
     def __init__(self, config: Any, *, seed: int):
@@ -47,6 +51,17 @@ class Recipe:
         ``progress(fraction)`` may be called on the way.
         """
         raise TypeError(f"{type(self).__name__} must define train_epoch()")
+
+    def captured(self, method: Callable) -> Callable:
+        """Give a method as one CUDA graph, if this run captures its steps; else as it is.
+
+        What it is called with may be another array each time; whatever else it reads must stay
+        where it is.
+        """
+        if not self.capture:
+            return method
+        graphs = self.__dict__.setdefault("_graphs", {})
+        return graphs.setdefault(method.__name__, rx.capture(method))
 
     def evaluate(self, part: str) -> tuple[Any, Any]:
         """Give the loss and accuracy on ``"val"`` or ``"test"``, without dropout."""

@@ -89,6 +89,7 @@ def run(
     out: str | os.PathLike,
     seed: int = 0,
     device: Any = None,
+    capture: bool | None = None,
     resume: bool = False,
     watch: Watch | None = None,
 ) -> Result:
@@ -105,6 +106,8 @@ def run(
     seed : int, default 0
         Of the parameters, the order of the data and dropout. Seeds the default generator.
     device : str or Device, default the current device
+    capture : bool, default whether ``device`` is a GPU
+        Replay the steps as CUDA graphs, with the same results to the bit.
     resume : bool, default False
         Go on with the run in ``out``: the metrics, except for ``epoch_ms``, are those of a run
         that was not interrupted. On another device they differ in the last digits. Of a finished
@@ -140,6 +143,7 @@ def run(
         _stopping() as stop,
     ):
         training = kind(config, seed=seed)
+        training.capture = place.kind == "cuda" if capture is None else capture
         loop = _Loop(training, folder, identity)
         if saved is None:
             _write_json(

@@ -73,10 +73,8 @@ class Recipe(Base):
         shares = counts / counts.sum()
         self.unigram_entropy = -float(np.sum(shares * np.log(shares)))
         self.baselines = {"loss": (self.unigram_entropy, "frequencies alone")}
-        n_characters = len(text.vocabulary)
-        self.model = CharTransformer(
-            n_characters, config.context, config.layers, config.width, config.heads, config.dropout
-        )
+        sizes = len(text.vocabulary), config.context, config.layers, config.width, config.heads
+        self.model = CharTransformer(*sizes, config.dropout)
         matrices = [p for p in self.model.parameters() if p.ndim > 1]
         vectors = [p for p in self.model.parameters() if p.ndim < 2]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
@@ -90,20 +88,23 @@ class Recipe(Base):
         config, text = self.config, self.parts["train"]
         rng = Generator(self.seed, key=epoch)
         self.model.train()
-        losses, rights = [], []
+        totals = []
         for step in range(config.steps):
             starts = rng.integers(0, len(text) - config.context, (config.batch_size, 1))
             pieces = text[starts + rx.arange(config.context + 1)]
             self.optimizer.lr = self.schedule(epoch * config.steps + step)
-            self.optimizer.zero_grad()
-            loss, right = self.measure(pieces)
-            loss.backward()
-            optim.clip_grad_norm(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            losses.append(loss.data)
-            rights.append(right)
+            totals.append(self.captured(self.step)(pieces))
             progress((step + 1) / config.steps)
-        return sum(losses) / config.steps, sum(rights) / config.steps
+        return tuple(sum(column) / config.steps for column in zip(*totals, strict=True))
+
+    def step(self, pieces):
+        """Make one step of the optimizer; give what :meth:`measure` does."""
+        self.optimizer.zero_grad()
+        loss, right = self.measure(pieces)
+        loss.backward()
+        optim.clip_grad_norm(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.data, right
 
     def evaluate(self, part):
         """Measure on pieces that follow each other; each character sees those of its piece."""
@@ -115,7 +116,7 @@ class Recipe(Base):
         with rx.no_grad():
             for first in range(0, n_pieces, 64):
                 batch = pieces[first : first + 64]
-                batch_loss, batch_right = self.measure(batch)
+                batch_loss, batch_right = self.captured(self.measure)(batch)
                 loss = loss + batch_loss.data * (len(batch) / n_pieces)
                 right = right + batch_right * (len(batch) / n_pieces)
         return loss, right
@@ -132,8 +133,7 @@ class Recipe(Base):
         written = self.write(self.config.sample)
         with atomic_write(folder / "sample.txt") as file:
             file.write(written.encode())
-        note = f"frequencies of characters alone give a loss of {self.unigram_entropy:.3f}"
-        return [f"{written}\n", note]
+        return [f"{written}\n", f"frequencies alone give a loss of {self.unigram_entropy:.3f}"]
 
     def write(self, n_characters, temperature=0.8):
         """Let the model write, character by character."""

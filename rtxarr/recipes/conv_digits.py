@@ -73,24 +73,32 @@ class Recipe(Base):
         n_batches, totals = len(self.loader), []
         for batch, (images, labels) in enumerate(self.loader):
             self.optimizer.lr = self.schedule(epoch * n_batches + batch)
-            self.optimizer.zero_grad()
-            with low_precision(self.precision):
-                logits = self.model(images)
-                loss = rx.cross_entropy(logits, labels)
-            loss.backward()
-            self.optimizer.step()
-            totals.append([loss.data * len(labels), n_right(logits, labels)])
+            totals.append(self.captured(self.step)(images, labels))
             progress((batch + 1) / n_batches)
         loss, right = (sum(column) for column in zip(*totals, strict=True))
         return loss / self.loader.n_samples, right / self.loader.n_samples
 
+    def step(self, images, labels):
+        """Make one step of the optimizer; give the loss, summed, and how many were right."""
+        self.optimizer.zero_grad()
+        loss, right = self.measure(images, labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.data * len(labels), right
+
     def evaluate(self, part):
         images, labels = self.parts[part]
         self.model.eval()
-        with rx.no_grad(), low_precision(self.precision):
+        with rx.no_grad():
+            loss, right = self.captured(self.measure)(images, labels)
+        return loss.data, right / len(labels)
+
+    def measure(self, images, labels):
+        """Give the mean loss, and how many were right."""
+        with low_precision(self.precision):
             logits = self.model(images)
             loss = rx.cross_entropy(logits, labels)
-        return loss.data, n_right(logits, labels) / len(labels)
+        return loss, n_right(logits, labels)
 
     def finish(self, folder):
         images, labels = self.parts["test"]

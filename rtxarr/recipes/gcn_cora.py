@@ -104,22 +104,25 @@ class Recipe(Base):
         self.optimizer = optim.Adam([first, rest], lr=config.lr)
 
     def train_epoch(self, epoch, progress):
-        loss, logits = self.step()
-        return loss.data, self.accuracy("train", logits)
+        self.model.train()
+        return self.captured(self.step)()
 
     def step(self):
-        """Make one step of the optimizer, over the whole graph."""
-        self.model.train()
+        """Make one step of the optimizer, over the whole graph; give the loss and accuracy."""
         self.optimizer.zero_grad()
         loss, logits = self.loss("train")
         loss.backward()
         self.optimizer.step()
-        return loss, logits
+        return loss.data, self.accuracy("train", logits)
 
     def evaluate(self, part):
         self.model.eval()
-        with rx.no_grad():
-            loss, logits = self.loss(part)
+        return self.captured(self.measure)(part)
+
+    @rx.no_grad()
+    def measure(self, part):
+        """Give the loss and the accuracy over the nodes of a part."""
+        loss, logits = self.loss(part)
         return loss.data, self.accuracy(part, logits)
 
     def loss(self, part):

@@ -52,6 +52,27 @@ def read(folder):
     return [{k: v for k, v in entry.items() if k != "epoch_ms"} for entry in entries]
 
 
+CAPTURED = {
+    "gcn-cora": {"epochs": 100, "hidden": 4},
+    "conv-digits": {"epochs": 6, "channels": 4, "precision": "bfloat16"},
+    "char-transformer": {
+        "epochs": 2, "steps": 60, "width": 16, "context": 8, "heads": 2, "layers": 1, "sample": 5,
+        "dropout": 0.1, "precision": "bfloat16",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_captured_runs_equal_eager_ones_to_the_bit(name, tmp_path):
+    for capture in (True, False):
+        folder = tmp_path / str(capture)
+        train(name, folder, device="cuda:0", config=CAPTURED[name], capture=capture)
+    assert read(tmp_path / "True") == read(tmp_path / "False")
+    files = [(tmp_path / str(x) / "model.safetensors").read_bytes() for x in (True, False)]
+    assert files[0] == files[1]
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", recipes.NAMES)
 def test_interrupted_twice_and_resumed_equals_uninterrupted(name, device, tmp_path):
