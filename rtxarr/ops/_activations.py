@@ -11,8 +11,9 @@ import numpy as np
 from rtxarr import _device
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
-from rtxarr.autograd._tape import raw
+from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.kernels import activation as kernels
+from rtxarr.kernels import softmax as rows
 from rtxarr.ops._check import (
     check_floating,
     check_number,
@@ -209,7 +210,7 @@ softplus.defvjps(x=lambda g, x, beta: g * sigmoid(beta * widen(x)))
 @_activation
 def hardsigmoid(x, /):
     """Give ``x / 6 + 1 / 2`` limited to ``[0, 1]``."""
-    return namespace(x).clip(x / 6 + 0.5, 0, 1)
+    return _share(x)
 
 
 hardsigmoid.defvjps(x=lambda g, x: where(abs(x) < 3, widen(g) / 6, 0))
@@ -235,7 +236,12 @@ silu.defvjps(x=lambda g, x: _gradient("silu", x, g, _silu_slope))
 @_activation
 def hardswish(x, /):
     """Give ``x * hardsigmoid(x)``."""
-    return x * namespace(x).clip(x / 6 + 0.5, 0, 1)
+    return x * _share(x)
+
+
+def _share(x):
+    xp = namespace(x)
+    return xp.minimum(xp.maximum(x / 6 + 0.5, 0), 1)
 
 
 def _hardswish_rule(g, x):
@@ -332,7 +338,6 @@ gelu.defvjps(x=_gelu_rule)
 
 
 @differentiable
-@rounded_once
 def softmax(x, /, *, axis: int = -1):
     """Give the exponentials divided by their sum along an axis.
 
@@ -346,6 +351,14 @@ def softmax(x, /, *, axis: int = -1):
     array or Tensor, shape of ``x``
         Where all elements along the axis are -inf the result is zero.
     """
+    check_floating(x=x)
+    if normalize_axis(axis, x.ndim) == x.ndim - 1 and rows.fits(x):
+        return rows.softmax(x, logarithm=False)
+    return _softmax(x, axis)
+
+
+@rounded_once
+def _softmax(x, axis):
     shifted, xp = _shifted(x, axis)
     e = xp.exp(shifted)
     total = xp.sum(e, axis=axis, keepdims=True)
@@ -354,7 +367,6 @@ def softmax(x, /, *, axis: int = -1):
 
 def _shifted(x, axis):
     """Subtract the largest element along the axis, where it is finite."""
-    check_floating(x=x)
     axis = normalize_axis(axis, x.ndim)
     xp = namespace(x)
     if x.shape[axis] == 0:
@@ -363,7 +375,14 @@ def _shifted(x, axis):
     return x - xp.where(xp.isfinite(top), top, xp.zeros_like(top)), xp
 
 
+def _has_kernel(g, out, axis):
+    arrays = not isinstance(g, Tensor) and not isinstance(out, Tensor)
+    return arrays and normalize_axis(axis, out.ndim) == out.ndim - 1 and rows.fits(out, g)
+
+
 def _softmax_rule(g, out, axis):
+    if _has_kernel(g, out, axis):
+        return rows.softmax_gradient(g, out, logarithm=False)
     out = widen(out)
     return out * (g - sum(g * out, axis=axis, keepdims=True))
 
@@ -372,7 +391,6 @@ softmax.defvjps(x=_softmax_rule)
 
 
 @differentiable
-@rounded_once
 def log_softmax(x, /, *, axis: int = -1):
     """Give the logarithm of :func:`softmax`, exact where that underflows.
 
@@ -381,13 +399,25 @@ def log_softmax(x, /, *, axis: int = -1):
     x : array or Tensor of a real floating dtype, at least 1-D
     axis : int, default -1
     """
+    check_floating(x=x)
+    if normalize_axis(axis, x.ndim) == x.ndim - 1 and rows.fits(x):
+        return rows.softmax(x, logarithm=True)
+    return _log_softmax(x, axis)
+
+
+@rounded_once
+def _log_softmax(x, axis):
     shifted, xp = _shifted(x, axis)
     return shifted - logsumexp(shifted, axis=axis, keepdims=True) if x.size else shifted
 
 
-log_softmax.defvjps(
-    x=lambda g, out, axis: g - exp(widen(out)) * sum(widen(g), axis=axis, keepdims=True)
-)
+def _log_softmax_rule(g, out, axis):
+    if _has_kernel(g, out, axis):
+        return rows.softmax_gradient(g, out, logarithm=True)
+    return g - exp(widen(out)) * sum(widen(g), axis=axis, keepdims=True)
+
+
+log_softmax.defvjps(x=_log_softmax_rule)
 
 # ----------------------------------------------------------------------------------- gates
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from rtxarr import dtypes
-from rtxarr._device import is_array, namespace, to_device
+from rtxarr._device import is_array, is_device_array, namespace, to_device
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
 
@@ -387,7 +387,16 @@ def clip(x, /, min=None, max=None):
             maximum(x, namespace(x).asarray(low, dtype=x.dtype)),
             namespace(x).asarray(high, dtype=x.dtype),
         )
-    return namespace(x, min, max).clip(x, min, max)
+    xp = namespace(x, min, max)
+    if is_device_array(x) and x.dtype.kind == "f":
+        # array_api_compat's copies by a mask, which waits for the GPU.
+        low, high = (
+            xp.astype(bound, x.dtype) if hasattr(bound, "dtype") else bound for bound in (min, max)
+        )
+        out = x if low is None else xp.maximum(x, low)
+        out = out if high is None else xp.minimum(out, high)
+        return xp.asarray(x, copy=True) if out is x else out
+    return xp.clip(x, min, max)
 
 
 def _clip_inside(g, x, min, max):
