@@ -643,11 +643,13 @@ def _launcher() -> Any:
         shape = launch_shape(n_threads_or_grid, block)
         if shape is None:
             return None
-        kinds = [
-            (x.dtype, x.ndim, x._c_contiguous, x.data.device_id) if type(x) is gpu_array else type(x)
-            for x in args
-        ]
-        key = (kernel, device_id, *kinds)
+        key = [kernel, device_id]
+        for x in args:
+            if type(x) is gpu_array:
+                key += (x.dtype, x.ndim, x._c_contiguous, x.data.device_id)
+            else:
+                key.append(type(x))
+        key = tuple(key)
         if key not in kernels:
             kernels[key] = _load_kernel(kernel, args, device_id)
         # The driver wants the context current in each thread; CuPy sets it only when it is used.

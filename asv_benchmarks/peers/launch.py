@@ -47,7 +47,7 @@ def contestants():
     arrays = tuple(cupy.ones(N, dtype=cupy.float32) for _ in range(3))
     loaded = _device._load_kernel(kernel, arrays, 0)
     flat = [v for a in arrays for v in (0, 0, a.size, a.itemsize, a.data.ptr, *a.shape, *a.strides)]
-    call = _device._Call(loaded, ((4,), (256,)), arrays)
+    ready = _device._Call(loaded, ((4,), (256,)), arrays)
     addresses = [a.data.ptr for a in arrays]
     function = driver.CUfunction(loaded.handle)
     config = core.LaunchConfig(grid=GRID, block=BLOCK)
@@ -55,20 +55,20 @@ def contestants():
     count = np.int64(N)
 
     def through_driver():
-        call.write(call.buffer, call.start, *addresses)
-        driver.cuLaunchKernel(function, *GRID, *BLOCK, 0, 0, call.address, 0)
+        ready.write(ready.buffer, ready.start, *addresses)
+        driver.cuLaunchKernel(function, *GRID, *BLOCK, 0, 0, ready.address, 0)
 
     def through_cupy():
-        call.write(call.buffer, call.start, *addresses)
-        cupy.cuda.driver.launchKernel(loaded.handle, *GRID, *BLOCK, 0, 0, call.address, 0)
+        ready.write(ready.buffer, ready.start, *addresses)
+        cupy.cuda.driver.launchKernel(loaded.handle, *GRID, *BLOCK, 0, 0, ready.address, 0)
 
     library = ctypes.CDLL("libcuda.so.1")
     pointer, number = ctypes.c_void_p, ctypes.c_uint
     library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, *[pointer] * 3]
 
     def through_ctypes():
-        call.write(call.buffer, call.start, *addresses)
-        library.cuLaunchKernel(loaded.handle, *GRID, *BLOCK, 0, 0, call.address, None)
+        ready.write(ready.buffer, ready.start, *addresses)
+        library.cuLaunchKernel(loaded.handle, *GRID, *BLOCK, 0, 0, ready.address, None)
 
     found = {
         "rtxarr": lambda: _device.launch(kernel, N, arrays),

@@ -20,6 +20,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._replay import Recorder, recorder
+from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._capture_check import Watch
 from rtxarr.autograd._mode import is_recording
 from rtxarr.autograd._tape import Leaf, Tensor, make_tensor
@@ -27,9 +28,6 @@ from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.libs import blas
 
 __all__ = ["CaptureError", "Captured", "capture"]
-
-# Calls with arguments that were not seen before, in a row, after which to warn.
-_MANY = 32
 
 
 class CaptureError(RuntimeError):
@@ -151,7 +149,7 @@ class Captured:
             self._modules = _modules(self._step, leaves)
         kinds = [_kind(x) for x in leaves]
         switches = tuple([module.training for module in self._modules])
-        key = (structure, device_id, is_recording(), switches, *kinds)
+        key = (structure, device_id, is_recording(), active_dtype(), switches, *kinds)
         try:
             known = self._known.get(key)
         except TypeError:
@@ -182,10 +180,10 @@ class Captured:
         while len(self._known) > self._max_graphs:
             self._known.popitem(last=False)
         self._n_new = 0 if isinstance(graph, _Graph) else self._n_new + 1
-        if self._n_new == _MANY:
+        if self._n_new == 2 * self._max_graphs:
             warnings.warn(
-                f"{self!r} got {_MANY} kinds of arguments in a row that it had not seen, so it "
-                "runs eagerly: numbers that vary should be arrays, shapes few",
+                f"{self!r} got {self._n_new} kinds of arguments in a row that it had no graph for, "
+                "so it runs eagerly: numbers that vary should be arrays, shapes few",
                 RuntimeWarning,
                 stacklevel=5,
             )
@@ -479,12 +477,15 @@ def _explained(error, step):
     reads = "captur" in str(error)
     if not (reads or isinstance(error, NotImplementedError) or "CUDA" in type(error).__name__):
         return error
-    why = (
-        "waits for the GPU or reads from it (a number, a comparison, a copy to the host, a size "
-        "that depends on values), which a graph cannot do"
-        if reads and not isinstance(error, NotImplementedError)
-        else "calls what cannot be recorded"
-    )
+    if "cuBLAS" in str(error):
+        why = "multiplies raw CuPy arrays through CuPy, which cannot be recorded; use rx.matmul"
+    elif isinstance(error, NotImplementedError) or not reads:
+        why = "calls what cannot be recorded"
+    else:
+        why = (
+            "waits for the GPU or reads from it (a number, a comparison, a copy to the host, a "
+            "size that depends on values), which a graph cannot do"
+        )
     return CaptureError(f"{_name(step)} cannot be captured: {_line(error)} {why} ({error})")
 
 

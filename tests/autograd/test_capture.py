@@ -336,7 +336,8 @@ def test_gpu_results_are_copies_unless_asked(cupy):
 
     for copy in (True, False):
         run = rx.capture(step, copy=copy)
-        found = [run(cupy.full(4, i, "float32")) for i in range(5)]
+        inputs = [cupy.full(4, i, "float32") for i in range(5)]  # none lies where another lay
+        found = [run(x) for x in inputs]
         assert [type(found[-1][1]["y"]), found[-1][1]["name"]] == [rx.Tensor, "z"]
         values = [float(first[0]) for first, _ in found]
         assert values == ([0, 2, 4, 6, 8] if copy else [0, 8, 8, 8, 8])
@@ -353,8 +354,9 @@ def test_gpu_results_are_copies_unless_asked(cupy):
         lambda x: x[x > 0],
         lambda x: rx.Tensor(x).numpy(),
         lambda x: rx.linalg.svd(x.reshape(2, 2)),
+        lambda x: x.reshape(2, 2) @ x.reshape(2, 2),
     ],
-    ids=["float", "item", "if", "nonzero", "mask", "numpy", "svd"],
+    ids=["float", "item", "if", "nonzero", "mask", "numpy", "svd", "cublas"],
 )
 def test_gpu_reading_the_device_is_refused(cupy, read):
     rng = Generator(0)
@@ -526,7 +528,7 @@ def test_gpu_two_threads_capture_while_a_third_allocates(cupy):
 
                 def step(x, rng):
                     noise = rng.uniform(x.shape, dtype=rx.float32)
-                    return rx.matmul(x, x.T) + noise @ x.T
+                    return rx.matmul(x, x.T) + rx.matmul(noise, x.T)
 
                 for n in (5, 33, 64):
                     run = rx.capture(lambda x: step(x, rng))
@@ -580,7 +582,7 @@ def test_gpu_every_operation_is_captured_with_its_gradient(cupy, name, function,
     from rtxarr.dtypes import is_inexact
 
     rx.random.seed(0)
-    args = [rx.asarray(a) if isinstance(a, np.ndarray) else a for a in args]
+    args = [rx.asarray(a, device="cuda:0") if isinstance(a, np.ndarray) else a for a in args]
 
     def step():
         inputs = [
