@@ -13,7 +13,7 @@ import numpy as np
 from rtxarr._device import namespace
 from rtxarr._replay import recorder
 from rtxarr.autograd._mode import AUTOCAST, Block, state
-from rtxarr.autograd._tape import Leaf, Tensor, store_of
+from rtxarr.autograd._tape import Tensor, store_of
 from rtxarr.dtypes import is_half, is_inexact
 
 # ------------------------------------------------------------------------------- the table
@@ -92,8 +92,9 @@ class autocast(Block):  # noqa: N801  (used like no_grad)
     float32 the result is float32. ``rtxarr/autograd/_autocast.py`` has the table. A
     :func:`custom_op` runs in float32 unless it says otherwise.
 
-    Parameters stay float32, and so do their gradients. A parameter is cast once in the outermost
-    block, and again when it has changed. The backward pass follows the dtypes of the forward one,
+    Parameters stay float32, and so do their gradients. A parameter, or a tensor that was computed,
+    is cast once in the outermost block, however many operations use it, and a parameter again when
+    it has changed. The backward pass follows the dtypes of the forward one,
     inside a block or outside. With float16, scale the loss, as small gradients vanish.
 
     Examples
@@ -172,10 +173,13 @@ def cast_arguments(policy: Policy, args: Any, raw: list) -> None:
 
 
 def _cast(arg, data, dtype):
-    """Give ``data``, that of ``arg``, in ``dtype``; of a leaf or parameter the one there is."""
+    """Give ``data``, that of ``arg``, in ``dtype``; the one there is where several use it.
+
+    Of a plain untracked tensor a new one each time: it may look at a buffer that is refilled.
+    """
     casts = state.casts
-    lasting = isinstance(arg, Tensor) and (type(arg) is not Tensor or type(arg.node) is Leaf)
-    if casts is None or not lasting:
+    shared = isinstance(arg, Tensor) and (arg.node is not None or type(arg) is not Tensor)
+    if casts is None or not shared:
         return namespace(data).astype(data, dtype)
     key = id(arg)
     # A captured step must make what it uses: what was made outside does not change in a replay.

@@ -439,6 +439,27 @@ def test_a_frozen_parameter_is_cast_once_too():
     assert first is again
 
 
+def test_a_computed_tensor_is_cast_once_for_all_that_use_it():
+    x, w = leaf(4, 4), leaf(4, 4, seed=1)
+    with rx.autocast("bfloat16"):
+        hidden = rx.tanh(x)
+        first, again = (y.node.saved[2] for y in (hidden @ w, hidden @ w))
+        assert first is again
+        hidden[0] = 0.0  # a new array, and node
+        assert np.all((hidden @ w).data[0] == 0)
+        del hidden
+        assert len(state.casts) == 1  # of w
+
+
+def test_a_buffer_that_is_refilled_is_cast_again():
+    buffer, w = np.ones((4, 4), "float32"), leaf(4, 4)
+    x = rx.Tensor(buffer)
+    with rx.autocast("bfloat16"):
+        assert np.any((x @ w).data != 0)
+        buffer[:] = 0
+        assert np.all((x @ w).data == 0)
+
+
 def test_casts_go_with_what_they_were_made_of():
     with rx.autocast("bfloat16"):
         for _ in range(3):
