@@ -1,4 +1,4 @@
-"""Cross entropy with class probabilities, forward and backward, in one launch each."""
+"""Cross entropy with class probabilities or labels, forward and backward, in one launch each."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from typing import Any
 import numpy as np
 
 from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr.dtypes import accumulator
+from rtxarr.kernels import norm
+from rtxarr.kernels.segment import can_be_wide
 
-__all__ = ["fits", "soft_cross_entropy", "soft_cross_entropy_gradient"]
+__all__ = [
+    "fits",
+    "fits_labels",
+    "label_cross_entropy",
+    "label_cross_entropy_gradient",
+    "soft_cross_entropy",
+    "soft_cross_entropy_gradient",
+]
 
-# A thread walks along a row, so rows must be short.
+# With class probabilities a thread walks along a row, so rows must be short.
 MAX_CLASSES = 64
 
 
@@ -68,3 +78,104 @@ def soft_cross_entropy_gradient(logits: Any, targets: Any, grad: Any) -> Any:
     _, gradient = kernels(out.dtype)
     launch(gradient, grad.size, (logits, targets, grad, flat, flat.size // grad.size))
     return out
+
+
+# ---------------------------------------------------------------------------------- labels
+
+fits_labels = norm.fits
+
+
+def label_cross_entropy(
+    logits: Any, labels: Any, kept: Any, *, label_smoothing: float
+) -> tuple[Any, Any]:
+    """Give the losses, and the logarithms of the sums of the exponentials of the logits.
+
+    Parameters
+    ----------
+    logits : array of a real floating dtype, shape (..., n_classes)
+        One that :func:`fits_labels`.
+    labels : array of int, shape (...)
+        The loss of a label that is no class is NaN.
+    kept : array of bool, shape (...), or None
+        Where False the loss is zero.
+    label_smoothing : float
+
+    Returns
+    -------
+    losses, lse : array of float32 (float64 for float64), shape (...)
+    """
+    from rtxarr.kernels._cross_entropy_cuda import label_losses
+
+    xp = namespace(logits, labels, kept)
+    n, dtype = logits.shape[-1], accumulator(logits.dtype)
+    losses, lse = (xp.empty(logits.shape[:-1], dtype=dtype) for _ in range(2))
+    flat, labels = xp.reshape(logits, (-1,)), xp.reshape(labels, (-1,))
+    mask = labels if kept is None else xp.reshape(kept, (-1,))
+    plan = label_plan(n, logits.dtype, can_be_wide(flat, n))
+    launch(
+        label_losses(logits.dtype, plan, bool(label_smoothing), kept is not None),
+        plan.blocks(lse.size),
+        (
+            flat,
+            labels,
+            mask,
+            xp.reshape(losses, (-1,)),
+            xp.reshape(lse, (-1,)),
+            n,
+            dtype.type(1 - label_smoothing),
+            dtype.type(label_smoothing),
+        ),
+        block=plan.block,
+    )
+    return losses, lse
+
+
+def label_cross_entropy_gradient(
+    logits: Any, lse: Any, up: Any, down: Any, labels: Any, *, label_smoothing: float
+) -> Any:
+    """Give ``up`` times the probabilities, minus ``down`` times the (smoothed) labels.
+
+    Parameters
+    ----------
+    logits : array of a real floating dtype, shape (..., n_classes)
+        One that fits.
+    lse, up, down : array of float32 (float64 for float64), shape (...)
+    labels : array of int, shape (...)
+    label_smoothing : float
+
+    Returns
+    -------
+    array, shape and dtype of ``logits``
+    """
+    from rtxarr.kernels._cross_entropy_cuda import label_gradient
+
+    xp = namespace(logits, lse, up, down, labels)
+    n, dtype = logits.shape[-1], accumulator(logits.dtype)
+    out = xp.empty(logits.shape, dtype=logits.dtype)
+    flat = xp.reshape(logits, (-1,))
+    lse, up, down, labels = (xp.reshape(x, (-1,)) for x in (lse, up, down, labels))
+    plan = label_plan(n, logits.dtype, can_be_wide(flat, n))
+    launch(
+        label_gradient(logits.dtype, plan, bool(label_smoothing)),
+        plan.blocks(lse.size),
+        (
+            flat,
+            lse,
+            up,
+            down,
+            labels,
+            xp.reshape(out, (-1,)),
+            n,
+            dtype.type(1 - label_smoothing),
+            dtype.type(label_smoothing / n),
+        ),
+        block=plan.block,
+    )
+    return out
+
+
+def label_plan(n: int, dtype: Any, wide: bool) -> Any:
+    """Deal the rows out to the kernels with labels."""
+    from rtxarr.kernels._rows import plan_rows
+
+    return plan_rows(n, dtype, wide=wide)

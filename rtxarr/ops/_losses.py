@@ -13,6 +13,7 @@ from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import result_type
+from rtxarr.kernels import cross_entropy as kernels
 from rtxarr.ops._activations import softplus
 from rtxarr.ops._check import check_floating, check_index, check_number
 from rtxarr.ops._elementwise import abs, astype, clip, exp, log, maximum, sqrt, where
@@ -98,6 +99,8 @@ _LABEL_DOC = """
 @differentiable
 def _cross_entropy(logits, labels, kept, /, *, label_smoothing):
     """Give the losses, and the logarithms of the sums of the exponentials of the logits."""
+    if kernels.fits_labels(logits):
+        return kernels.label_cross_entropy(logits, labels, kept, label_smoothing=label_smoothing)
     xp = namespace(logits, labels)
     logits = widen(logits)
     lse = logsumexp(logits, axis=-1)
@@ -129,8 +132,12 @@ _cross_entropy.defvjps(logits=_cross_entropy_rule)
 def _cross_entropy_gradient(logits, lse, up, down, labels, /, *, label_smoothing):
     """Give ``up`` times the probabilities, minus ``down`` times the (smoothed) labels.
 
-    One array as large as the logits, and one more while it is made.
+    One array as large as the logits, and one more while it is made where there is no kernel.
     """
+    if kernels.fits_labels(logits) and lse.dtype == up.dtype == down.dtype:
+        return kernels.label_cross_entropy_gradient(
+            logits, lse, up, down, labels, label_smoothing=label_smoothing
+        )
     xp = namespace(logits, labels)
     grad = xp.exp(widen(logits) - lse[..., None])
     grad *= up[..., None]

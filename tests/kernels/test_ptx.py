@@ -102,50 +102,100 @@ def spmm_cases():
         yield f"spmm-join-{name}", join(dtype_of(name)), signature
 
 
+SCALARS = dict.fromkeys(("float32", "float16", "bfloat16"), "float32") | {"float64": "float64"}
+# How rows of a few lengths are dealt out: (length, whether all begin at multiples of 16 bytes).
+LENGTHS = [(5, False), (1024, True), (8191, False), (32_768, True)]
+
+
+def row_lengths():
+    """Give the element type, the type that it is summed in, a length, and whether to be wide."""
+    for name in ("float32", "bfloat16"):
+        for n, wide in LENGTHS:
+            yield name, "float32", n, wide
+    yield "float16", "float32", 1024, True
+    yield "float64", "float64", 1024, False
+
+
 def cross_entropy_cases():
-    from rtxarr.kernels._cross_entropy_cuda import kernels
+    from rtxarr.kernels._cross_entropy_cuda import kernels, label_gradient, label_losses
+    from rtxarr.kernels.cross_entropy import label_plan
 
     for name in ("float32", "float64"):
         values = (name, 1, "C")
         losses, gradient = kernels(dtype_of(name))
         yield f"losses-{name}", losses, (values, values, values, "int64")
         yield f"gradient-{name}", gradient, (values, values, values, values, "int64")
+    for name, scalar, n, wide in row_lengths():
+        dtype, values, sums = dtype_of(name), (name, 1, "C"), (scalar, 1, "C")
+        plan = label_plan(n, dtype, wide)
+        numbers = ("int64", scalar, scalar)
+        for flags in [(False, False), (True, True)]:
+            signature = (values, ("int64", 1, "C"), ("bool", 1, "C"), sums, sums, *numbers)
+            yield f"label-losses-{n}-{name}-{flags}", label_losses(dtype, plan, *flags), signature
+            signature = (values, *(sums,) * 3, ("int32", 1, "C"), values, *numbers)
+            kernel = label_gradient(dtype, plan, flags[0])
+            yield f"label-gradient-{n}-{name}-{flags[0]}", kernel, signature
 
 
-# How rows of a few lengths are dealt out: (length, whether all begin at multiples of 16 bytes).
-LENGTHS = [(5, False), (1024, True), (8191, False), (32_768, True)]
+def activation_cases():
+    from rtxarr.kernels._activation_cuda import backward, forward
+    from rtxarr.kernels.activation import BACKWARD, FORWARD
+
+    for name in ("float32", "float16", "bfloat16", "float64"):
+        values = (name, 1, "C")
+        for wide in (True, False):
+            key = f"{name}{'-wide' * wide}"
+            for which in FORWARD:
+                yield f"{which}-{key}", forward(which, dtype_of(name), wide), (values,) * 2
+            for which in BACKWARD:
+                title = f"{which}-backward-{key}"
+                yield title, backward(which, dtype_of(name), wide), (values,) * 3
 
 
 def norm_cases():
     from rtxarr.kernels._norm_cuda import backward, columns, forward, join
     from rtxarr.kernels.norm import backward_plan, forward_plan
 
-    for name in ("float32", "float16", "bfloat16", "float64"):
-        dtype, scalar = dtype_of(name), "float64" if name == "float64" else "float32"
+    for name, scalar, n, wide in row_lengths():
+        dtype, values, sums = dtype_of(name), (name, 1, "C"), (scalar, 1, "C")
+        plan = forward_plan(n, dtype, wide)
+        for flags in [(True, True, True), (False, True, False)]:
+            signature = (*(values,) * 4, sums, sums, "int64", scalar)
+            yield f"forward-{n}-{name}-{flags}", forward(dtype, plan, *flags), signature
+        signature = (*(values,) * 3, sums, sums, values, sums, sums, "int64")
+        plan = backward_plan(n, dtype, wide, with_sums=True)
+        for flags in [(True, True, 2), (False, True, 1)] if plan.resident else []:
+            yield f"backward-{n}-{name}-{flags}", backward(dtype, plan, *flags), signature
+        plan = backward_plan(n, dtype, wide, with_sums=False)
+        yield f"backward-{n}-{name}", backward(dtype, plan, True, True, 0), signature
+    for name, scalar in SCALARS.items():
         values, sums = (name, 1, "C"), (scalar, 1, "C")
-        for n, wide in LENGTHS if name in ("float32", "bfloat16") else LENGTHS[1:2]:
-            wide = wide and name != "float64"
-            plan = forward_plan(n, dtype, wide)
-            for flags in [(True, True, True), (False, True, False)]:
-                signature = (*(values,) * 4, sums, sums, "int64", scalar)
-                yield f"forward-{n}-{name}-{flags}", forward(dtype, plan, *flags), signature
-            signature = (*(values,) * 3, sums, sums, values, sums, sums, "int64")
-            plan = backward_plan(n, dtype, wide, with_sums=True)
-            for flags in [(True, True, 2), (False, True, 1)] if plan.resident else []:
-                yield f"backward-{n}-{name}-{flags}", backward(dtype, plan, *flags), signature
-            plan = backward_plan(n, dtype, wide, with_sums=False)
-            yield f"backward-{n}-{name}", backward(dtype, plan, True, True, 0), signature
         signature = (values, values, *(sums,) * 4, "int64")
-        yield f"columns-{name}", columns(dtype, name != "float64", True), signature
-        yield f"join-{name}", join(dtype), (sums, values)
+        yield f"columns-{name}", columns(dtype_of(name), name != "float64", True), signature
+        yield f"join-{name}", join(dtype_of(name)), (sums, values)
+
+
+def softmax_cases():
+    from rtxarr.kernels._softmax_cuda import backward, forward
+    from rtxarr.kernels.softmax import backward_plan, forward_plan
+
+    for name, _, n, wide in row_lengths():
+        dtype, values = dtype_of(name), (name, 1, "C")
+        for flag in (False, True):
+            kernel = forward(dtype, forward_plan(n, dtype, wide), flag)
+            yield f"softmax-{n}-{name}-{flag}", kernel, (values, values, "int64", "int64")
+            kernel = backward(dtype, backward_plan(n, dtype, wide), flag)
+            yield f"softmax-back-{n}-{name}-{flag}", kernel, (*(values,) * 3, "int64", "int64")
 
 
 CASES = {
+    "_activation_cuda": activation_cases,
     "_cross_entropy_cuda": cross_entropy_cases,
     "_norm_cuda": norm_cases,
     "_optimizers_cuda": optimizers_cases,
     "_philox_cuda": philox_cases,
     "_segment_cuda": segment_cases,
+    "_softmax_cuda": softmax_cases,
     "_spmm_cuda": spmm_cases,
 }
 

@@ -1,0 +1,85 @@
+"""Softmax of rows and its logarithm, forward and backward, each in one launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rtxarr._device import launch, namespace
+from rtxarr.kernels.norm import fits
+from rtxarr.kernels.segment import can_be_wide
+
+__all__ = ["fits", "softmax", "softmax_gradient"]
+
+
+def softmax(x: Any, *, logarithm: bool) -> Any:
+    """Give the softmax along the last axis, or its logarithm.
+
+    Parameters
+    ----------
+    x : array of a real floating dtype, at least 1-D
+        One that :func:`fits`.
+    logarithm : bool
+
+    Returns
+    -------
+    array, shape and dtype of ``x``
+        The softmax of a row of -inf is zero.
+    """
+    from rtxarr.kernels._softmax_cuda import forward
+
+    xp = namespace(x)
+    out = xp.empty(x.shape, dtype=x.dtype)
+    n, flat = x.shape[-1], xp.reshape(x, (-1,))  # copies what is not contiguous
+    plan = forward_plan(n, x.dtype, can_be_wide(flat, n))
+    n_rows = flat.size // n
+    launch(
+        forward(x.dtype, plan, logarithm),
+        plan.blocks(n_rows),
+        (flat, xp.reshape(out, (-1,)), n, n_rows),
+        block=plan.block,
+    )
+    return out
+
+
+def softmax_gradient(grad: Any, out: Any, *, logarithm: bool) -> Any:
+    """Give the gradient of what :func:`softmax` takes, from that of its result ``out``.
+
+    Parameters
+    ----------
+    grad, out : array of one real floating dtype and shape
+        Arrays that fit.
+    logarithm : bool
+
+    Returns
+    -------
+    array of their shape and dtype
+    """
+    from rtxarr.kernels._softmax_cuda import backward
+
+    xp = namespace(grad, out)
+    of_x = xp.empty(out.shape, dtype=out.dtype)
+    n = out.shape[-1]
+    grad, out = xp.reshape(grad, (-1,)), xp.reshape(out, (-1,))
+    plan = backward_plan(n, out.dtype, can_be_wide(grad, n) and can_be_wide(out, n))
+    n_rows = out.size // n
+    launch(
+        backward(out.dtype, plan, logarithm),
+        plan.blocks(n_rows),
+        (grad, out, xp.reshape(of_x, (-1,)), n, n_rows),
+        block=plan.block,
+    )
+    return of_x
+
+
+def forward_plan(n: int, dtype: Any, wide: bool) -> Any:
+    """Deal the rows out to the forward kernel."""
+    from rtxarr.kernels._rows import plan_rows
+
+    return plan_rows(n, dtype, wide=wide)
+
+
+def backward_plan(n: int, dtype: Any, wide: bool) -> Any:
+    """Deal the rows out to the backward kernel, which holds two arrays."""
+    from rtxarr.kernels._rows import plan_rows
+
+    return plan_rows(n, dtype, wide=wide, pieces=2, most=16)
