@@ -10,6 +10,7 @@ from rtxarr._checks import check_range
 from rtxarr._device import namespace, runs_kernels
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels.segment import check_index, check_operation, reduce_masked, segment_reduce
+from rtxarr.kernels.sort import group_rows
 
 __all__ = ["scatter_reduce"]
 
@@ -51,6 +52,9 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
     elif not runs_kernels(values):
         rows = xp.arange(n_rows, dtype=index.dtype)
         return reduce_masked(xp, op, values, index == rows[:, None])
+    if runs_kernels(index) and 0 not in (n_rows, *values.shape):
+        order, indptr = group_rows(index, n_rows)
+        return segment_reduce(op, values, indptr, indices=order)
     order = xp.argsort(index, stable=True)
     rows = xp.arange(n_rows + 1, dtype=index.dtype)
     indptr = xp.astype(xp.searchsorted(index[order], rows), xp.int64, copy=False)

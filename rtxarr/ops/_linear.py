@@ -4,7 +4,7 @@ import math
 
 from rtxarr._device import is_device_array, namespace
 from rtxarr.autograd._op import differentiable
-from rtxarr.autograd._tape import raw
+from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.libs.blas import matmul_bias_grad, try_matmul
 from rtxarr.ops._check import check_floating, check_index
 from rtxarr.ops._elementwise import where
@@ -137,8 +137,12 @@ def _without_padding(g, indices, padding_index):
 
 
 def _embedding_rule(g, indices, weight_shape, padding_index):
-    g = _without_padding(g, indices, padding_index)
-    return _scatter_rows(g, raw(indices), tuple(weight_shape))
+    if padding_index is None or isinstance(g, Tensor):
+        g = _without_padding(g, indices, padding_index)
+        return _scatter_rows(g, raw(indices), tuple(weight_shape))
+    rows = _scatter_rows(g, raw(indices), tuple(weight_shape))
+    rows[padding_index, :] = 0  # cheaper than a pass over g
+    return rows
 
 
 embedding.defvjps(weight=_embedding_rule)

@@ -188,14 +188,46 @@ def softmax_cases():
             yield f"softmax-back-{n}-{name}-{flag}", kernel, (*(values,) * 3, "int64", "int64")
 
 
+def sort_cases():
+    from rtxarr.kernels._sort_cuda import bounds, by_rank, radix
+
+    counts, totals, pointers = ("int64", 2, "C"), INTEGER_POINTERS, INTEGER_POINTERS
+    for name in ("int64", "int32", "uint8"):
+        index, order = (name, 1, "C"), ("int32", 1, "C")
+        yield f"by-rank-{name}", by_rank(64, 4), (index, pointers, order, "int64")
+        for first in (True, False) if name == "int64" else (True,):
+            _, count, scan, scatter = radix(6, 256, 16, first)
+            yield f"count-{name}", count, (index, counts, "int64", "int64")
+            signature = (index, order, counts, totals, pointers, order, "int64", "int64")
+            yield f"scatter-{name}-{first}", scatter, signature
+    yield "scan", scan, (counts, totals)
+    yield "bounds", bounds, (pointers, pointers)
+
+
+def fp8_cases():
+    from rtxarr.kernels._fp8_cuda import advance, quantize
+
+    single, codes = ("float32", 1, "C"), ("uint8", 1, "C")
+    for name in ("float32", "float16", "bfloat16"):
+        for kind in ("e4m3", "e5m2"):
+            for turned in (False, True):
+                signature = ((name, 1, "C"), single, codes, codes, ("int32", 1, "C"))
+                signature += ("int64",) * 3
+                title = f"{kind}-{name}{'-turned' * turned}"
+                yield title, quantize(dtype_of(name), kind, turned), signature
+    yield "advance", advance(), ((single,) * 4 + ("int64",))
+
+
 CASES = {
     "_activation_cuda": activation_cases,
     "_cross_entropy_cuda": cross_entropy_cases,
+    "_fp8_cuda": fp8_cases,
     "_norm_cuda": norm_cases,
     "_optimizers_cuda": optimizers_cases,
     "_philox_cuda": philox_cases,
     "_segment_cuda": segment_cases,
     "_softmax_cuda": softmax_cases,
+    "_sort_cuda": sort_cases,
     "_spmm_cuda": spmm_cases,
 }
 
