@@ -1,4 +1,4 @@
-"""GPU kernels of the optimizers' steps."""
+"""GPU kernels of the optimizers' steps: an element's update, applied to all of many arrays."""
 
 from __future__ import annotations
 
@@ -9,151 +9,150 @@ from collections.abc import Callable
 import numpy as np
 
 from rtxarr._device import cuda
-from rtxarr.kernels._vector import access
-from rtxarr.kernels.optimizers import PER_THREAD
+from rtxarr.dtypes import accumulator
+from rtxarr.kernels._multi_tensor_cuda import read, walk
+from rtxarr.kernels.multi_tensor import FOUND
+from rtxarr.kernels.optimizers import N_NUMBERS, N_STATES
 
 
 @functools.cache
-def kernel(name: str, *flags: bool, dtype: np.dtype):
+def kernel(name: str, *flags: bool, dtype: np.dtype, scaled: bool):
     """Return the kernel of one optimizer with these flags, for parameters of ``dtype``.
 
-    All arrays are flat. State, and all arithmetic, is in float32 for the half types.
+    State, and all arithmetic, is in float32 for the half types. With ``scaled`` the gradients
+    are those of a scaled loss, and nothing is done if one of them is not finite.
     """
-    makers: dict[str, Callable] = {"sgd": _sgd, "adam": _adam, "lion": _lion}
-    return makers[name](access(dtype, wide=False), *flags)
+    makers: dict[str, Callable] = {"sgd": _sgd, "adam": _adam, "adamw": _adam, "lion": _lion}
+    scalar = np.dtype(accumulator(dtype)).type
+    update = makers[name](scalar, *flags)
+    n_states, n_numbers = N_STATES[(name, *flags)], N_NUMBERS[name]
+    numbers_at = read(n_numbers)
+
+    if not scaled:
+        go = walk(update, n_states, dtype, dtype)
+
+        @cuda.jit
+        def step(words, n_rows, blocks, numbers):
+            block = blocks[cuda.blockIdx.x]
+            at = words[(3 + n_states) * n_rows + (block >> 32)] * n_numbers
+            go(words, n_rows, block, numbers_at(numbers, at))
+
+        return step
+
+    go = walk(_unscaled(update, n_numbers), n_states, dtype, dtype)
+    one, zero = scalar(1), np.float32(0)
+
+    @cuda.jit
+    def scaled_step(words, n_rows, blocks, numbers, state, slot, still_scaled):
+        if state[FOUND + slot] != zero:
+            return
+        block = blocks[cuda.blockIdx.x]
+        factor = one / scalar(state[0]) if still_scaled else one
+        at = (block >> 32) * n_numbers  # each row has its own, for its own count of steps
+        go(words, n_rows, block, numbers_at(numbers, at) + (factor,))  # noqa: RUF005
+
+    return scaled_step
+
+
+def _unscaled(update, last):
+    @cuda.jit(device=True)
+    def after_scaling(p, g, a, b, c, n):
+        return update(p, g * n[last], a, b, c, n)
+
+    return after_scaling
+
+
+def _sgd(_, momentum, nesterov):
+    @cuda.jit(device=True)
+    def plain(p, g, a, b, c, n):
+        lr, _, weight_decay = n[0], n[1], n[2]
+        return p - lr * (g + weight_decay * p), a, b, c
+
+    @cuda.jit(device=True)
+    def with_velocity(p, g, a, b, c, n):
+        lr, momentum, weight_decay = n[0], n[1], n[2]
+        g = g + weight_decay * p
+        velocity = momentum * a + g
+        v = velocity
+        if nesterov:
+            v = g + momentum * v
+        return p - lr * v, velocity, b, c
+
+    return with_velocity if momentum else plain
+
+
+def _adam(_, amsgrad):
+    @cuda.jit(device=True)
+    def update(p, g, mean, mean_square, largest, n):
+        rate, beta1, new1, beta2, new2, correction, eps, weight_decay, shrink = (
+            n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8],
+        )  # fmt: skip
+        g = g + weight_decay * p
+        m = beta1 * mean + new1 * g
+        v = beta2 * mean_square + new2 * g * g
+        used = v
+        if amsgrad:
+            used = largest if largest > v else v  # a NaN in v stays
+        root = math.sqrt(used * correction) + eps
+        return shrink * p - rate * m / root, m, v, used
+
+    return update
+
+
+def _lion(scalar):
+    zero = scalar(0)
+
+    @cuda.jit(device=True)
+    def update(p, g, momentum, b, c, n):
+        lr, beta1, new1, beta2, new2, shrink = n[0], n[1], n[2], n[3], n[4], n[5]
+        direction = beta1 * momentum + new1 * g
+        p = shrink * p
+        if direction > zero:
+            p -= lr
+        elif direction < zero:
+            p += lr
+        elif direction != direction:  # NaN must show
+            p = direction
+        return p, beta2 * momentum + new2 * g, b, c
+
+    return update
 
 
 @cuda.jit(device=True)
-def _first():
-    # Neighbouring threads take neighbouring elements, then all move on by a block.
-    return np.int64(cuda.blockIdx.x) * cuda.blockDim.x * PER_THREAD + cuda.threadIdx.x
+def _power(base, exponent):
+    out = 1.0
+    while exponent > 0:
+        if exponent & 1:
+            out *= base
+        base *= base
+        exponent >>= 1
+    return out
 
 
-def _sgd(kind, momentum, nesterov):
-    load, store = kind.load, kind.store
+@functools.cache
+def count_steps(dtype: np.dtype, *, corrects: bool):
+    """Return the kernel that counts a step that is left out, for each row.
 
-    if not momentum:
-
-        @cuda.jit
-        def plain(param, grad, lr, _, weight_decay):
-            for k in range(PER_THREAD):
-                i = _first() + k * cuda.blockDim.x
-                if i < param.size:
-                    p = load(param, i)[0]
-                    store(param, i, (p - lr * (load(grad, i)[0] + weight_decay * p),))
-
-        return plain
-
-    @cuda.jit
-    def step(param, grad, velocity, lr, momentum, weight_decay):
-        for k in range(PER_THREAD):
-            i = _first() + k * cuda.blockDim.x
-            if i < param.size:
-                p = load(param, i)[0]
-                g = load(grad, i)[0] + weight_decay * p
-                v = momentum * velocity[i] + g
-                velocity[i] = v
-                if nesterov:
-                    v = g + momentum * v
-                store(param, i, (p - lr * v,))
-
-    return step
-
-
-def _adam(kind, amsgrad):
-    load, store = kind.load, kind.store
-
-    @cuda.jit(device=True)
-    def moved(param, grad, mean, mean_square, i, beta1, new1, beta2, new2, weight_decay):
-        """Move both means on and give the parameter and them."""
-        p = load(param, i)[0]
-        g = load(grad, i)[0] + weight_decay * p
-        m = beta1 * mean[i] + new1 * g
-        v = beta2 * mean_square[i] + new2 * g * g
-        mean[i] = m
-        mean_square[i] = v
-        return p, m, v
-
-    if amsgrad:
-
-        @cuda.jit
-        def with_largest(
-            param,
-            grad,
-            mean,
-            mean_square,
-            largest,
-            rate,
-            beta1,
-            new1,
-            beta2,
-            new2,
-            correction,
-            eps,
-            weight_decay,
-            shrink,
-        ):
-            for k in range(PER_THREAD):
-                i = _first() + k * cuda.blockDim.x
-                if i < param.size:
-                    p, m, v = moved(
-                        param, grad, mean, mean_square, i, beta1, new1, beta2, new2, weight_decay
-                    )
-                    before = largest[i]
-                    v = before if before > v else v  # a NaN in v stays
-                    largest[i] = v
-                    root = math.sqrt(v * correction) + eps
-                    store(param, i, (shrink * p - rate * m / root,))
-
-        return with_largest
+    If ``corrects``, it also writes Adam's two numbers that depend on the steps really made:
+    ``numbers`` of a row are those of ``_adam`` in ``kernels.optimizers``.
+    """
+    scalar = np.dtype(accumulator(dtype)).type
+    n_numbers, zero = N_NUMBERS["adam"], np.float32(0)
 
     @cuda.jit
-    def step(
-        param,
-        grad,
-        mean,
-        mean_square,
-        rate,
-        beta1,
-        new1,
-        beta2,
-        new2,
-        correction,
-        eps,
-        weight_decay,
-        shrink,
-    ):
-        for k in range(PER_THREAD):
-            i = _first() + k * cuda.blockDim.x
-            if i < param.size:
-                p, m, v = moved(
-                    param, grad, mean, mean_square, i, beta1, new1, beta2, new2, weight_decay
-                )
-                root = math.sqrt(v * correction) + eps
-                store(param, i, (shrink * p - rate * m / root,))
+    def count(places, exact, numbers, skipped, state, slot):
+        row = cuda.grid(1)
+        if row >= places.size:
+            return
+        place = places[row]
+        if state[FOUND + slot] != zero:
+            skipped[place] += 1
+        elif corrects:
+            lr, beta1, beta2, step = (
+                exact[4 * row], exact[4 * row + 1], exact[4 * row + 2], exact[4 * row + 3],
+            )  # fmt: skip
+            made = np.int64(step) - skipped[place]
+            numbers[row * n_numbers] = scalar(lr / (1.0 - _power(beta1, made)))
+            numbers[row * n_numbers + 5] = scalar(1.0 / (1.0 - _power(beta2, made)))
 
-    return step
-
-
-def _lion(kind):
-    load, store, zero = kind.load, kind.store, kind.scalar(0)
-
-    @cuda.jit
-    def step(param, grad, momentum, lr, beta1, new1, beta2, new2, shrink):
-        for k in range(PER_THREAD):
-            i = _first() + k * cuda.blockDim.x
-            if i < param.size:
-                g = load(grad, i)[0]
-                m = momentum[i]
-                direction = beta1 * m + new1 * g
-                momentum[i] = beta2 * m + new2 * g
-                p = shrink * load(param, i)[0]
-                if direction > zero:
-                    p -= lr
-                elif direction < zero:
-                    p += lr
-                elif direction != direction:  # NaN must show
-                    p = direction
-                store(param, i, (p,))
-
-    return step
+    return count

@@ -14,6 +14,7 @@ a kernel must not load what another thread of the same launch writes.
 
 from __future__ import annotations
 
+import ctypes
 from typing import NamedTuple
 
 import ml_dtypes
@@ -66,8 +67,53 @@ def access(dtype: np.dtype, *, wide: bool) -> Access:
     return Access(1, np.dtype(dtype).type, _load, _store, _store)
 
 
+class ByAddress(NamedTuple):
+    """How a kernel reads and writes memory whose address it knows, ``width`` elements at a time.
+
+    Attributes
+    ----------
+    n_bytes : int
+        Of one element in memory.
+    load : device function
+        ``load(address)`` gives ``width`` values of ``scalar``, as a tuple. The address is an
+        int64, a multiple of ``width * n_bytes`` or of 16.
+    store : device function
+        ``store(address, values)`` rounds them to the type in memory.
+    """
+
+    n_bytes: int
+    load: object
+    store: object
+
+
+def by_address(dtype: np.dtype, width: int) -> ByAddress:
+    """Return how to read and write ``width`` neighbours of ``dtype`` at an address.
+
+    Wider than one: 4 or 8 of float32, 8 of the half types.
+    """
+    name = np.dtype(dtype).name
+    return ByAddress(np.dtype(dtype).itemsize, _load_at(name, width), _store_at(name, width))
+
+
 if _SIMULATING:
     # The simulator runs Python on NumPy scalars; these do what the PTX below does.
+
+    def _memory(address, name, width):
+        kind = np.dtype(getattr(ml_dtypes, name, name))
+        n_bytes = kind.itemsize * width
+        if address % min(n_bytes, 16):
+            raise ValueError(f"address {address} is no multiple of {min(n_bytes, 16)}")
+        return np.frombuffer((ctypes.c_char * n_bytes).from_address(int(address)), kind)
+
+    def _load_at(name, width):
+        scalar = np.float32 if name in ("float16", "bfloat16") else np.dtype(name).type
+        return lambda address: tuple(_memory(address, name, width).astype(scalar))
+
+    def _store_at(name, width):
+        def store(address, values):
+            _memory(address, name, width)[:] = values
+
+        return store
 
     def load4(array, offset):
         return tuple(array[offset + i] for i in range(4))
@@ -174,6 +220,100 @@ else:
                 address = _address(context, builder, signature.args[0], array, offset)
                 numbers = [builder.extract_value(values, i) for i in range(n)]
                 builder.call(asm, [address, *numbers])
+                return context.get_dummy_value()
+
+            return signature, codegen
+
+        return store
+
+    _I32 = ir.IntType(32)
+    _PACK = {
+        kind: ir.InlineAsm(
+            ir.FunctionType(_I32, [_F32, _F32]),
+            # The first operand goes to the upper half.
+            f"cvt.rn.{short}x2.f32 $0, $2, $1;",
+            "=r,f,f",
+            side_effect=False,
+        )
+        for kind, short in (("float16", "f16"), ("bfloat16", "bf16"))
+    }
+    _F16_TO_F32 = ir.InlineAsm(
+        ir.FunctionType(_F32, [_I16]), "cvt.f32.f16 $0, $1;", "=f,h", side_effect=False
+    )
+
+    def _vectors(builder, address, kind, n_bytes):
+        """Give pointers to global memory for the accesses of at most 16 bytes, and their size."""
+        each = min(n_bytes, 16)
+        for start in range(0, n_bytes, each):
+            at = builder.add(address, ir.Constant(_I64, start)) if start else address
+            yield builder.inttoptr(at, kind.as_pointer(1)), each
+
+    def _words(name, width):
+        """Return the LLVM element of one access, how many make it up, and of how many bytes."""
+        if name in ("float16", "bfloat16"):
+            return (_I16, 1, 2) if width == 1 else (_I32, width // 2, 4)
+        return {"float32": (_F32, width, 4), "float64": (ir.DoubleType(), width, 8)}[name]
+
+    def _unpack(builder, name, word):
+        """Give the numbers in a word, in the order of memory."""
+        if name not in ("float16", "bfloat16"):
+            return [word]
+        halves = [word]
+        if word.type == _I32:
+            upper = builder.lshr(word, ir.Constant(_I32, 16))
+            halves = [builder.trunc(x, _I16) for x in (word, upper)]
+        if name == "float16":
+            return [builder.call(_F16_TO_F32, [x]) for x in halves]
+        sixteen = ir.Constant(_I32, 16)  # a bfloat16 is the upper half of a float32
+        return [builder.bitcast(builder.shl(builder.zext(x, _I32), sixteen), _F32) for x in halves]
+
+    def _load_at(name, width):
+        scalar = types.float64 if name == "float64" else types.float32
+        element, n_words, n_bytes = _words(name, width)
+
+        @intrinsic
+        def load(typingctx, address):
+            signature = types.UniTuple(scalar, width)(types.int64)
+
+            def codegen(context, builder, signature, args):
+                each = min(n_words, 16 // n_bytes)
+                kind = ir.VectorType(element, each) if each > 1 else element
+                numbers = []
+                for pointer, size in _vectors(builder, args[0], kind, n_words * n_bytes):
+                    value = builder.load(pointer, align=size)
+                    for i in range(each):
+                        index = ir.Constant(_I32, i)
+                        word = builder.extract_element(value, index) if each > 1 else value
+                        numbers += _unpack(builder, name, word)
+                return context.make_tuple(builder, signature.return_type, numbers)
+
+            return signature, codegen
+
+        return load
+
+    def _store_at(name, width):
+        scalar = types.float64 if name == "float64" else types.float32
+        element, n_words, n_bytes = _words(name, width)
+
+        @intrinsic
+        def store(typingctx, address, values):
+            signature = types.void(types.int64, types.UniTuple(scalar, width))
+
+            def codegen(context, builder, signature, args):
+                address, values = args
+                words = [builder.extract_value(values, i) for i in range(width)]
+                if name in _PACK:
+                    words += words[:1] * (width == 1)  # the upper half is dropped again
+                    pairs = zip(words[::2], words[1::2], strict=True)
+                    words = [builder.call(_PACK[name], pair) for pair in pairs]
+                    words = [builder.trunc(x, _I16) for x in words] if width == 1 else words
+                each = min(n_words, 16 // n_bytes)
+                kind = ir.VectorType(element, each) if each > 1 else element
+                for pointer, size in _vectors(builder, address, kind, n_words * n_bytes):
+                    value = ir.Constant(kind, ir.Undefined) if each > 1 else words.pop(0)
+                    for i in range(each if each > 1 else 0):
+                        value = builder.insert_element(value, words.pop(0), ir.Constant(_I32, i))
+                    builder.store(value, pointer, align=size)
                 return context.get_dummy_value()
 
             return signature, codegen

@@ -1,4 +1,4 @@
-"""One step of an optimizer in one launch: every array is read and written once.
+"""One step of an optimizer for many parameters in one launch: every array is read and written once.
 
 The same formulas over arrays, in ``rtxarr.optim``, are the CPU path; there each is about a dozen
 passes over memory, and would be a dozen launches for each parameter here.
@@ -6,110 +6,156 @@ passes over memory, and would be a dozen launches for each parameter here.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from rtxarr._device import launch
 from rtxarr.dtypes import accumulator
+from rtxarr.kernels.multi_tensor import upload
 
-__all__ = ["adam_step", "lion_step", "sgd_step"]
+__all__ = ["Scaling", "step_all"]
 
-# Elements that a thread updates, so that several loads are under way.
-PER_THREAD = 4
-
-
-def sgd_step(
-    param: Any,
-    grad: Any,
-    velocity: Any | None,
-    *,
-    lr: float,
-    momentum: float,
-    nesterov: bool,
-    weight_decay: float,
-) -> None:
-    """Update ``param`` and ``velocity`` in place; see :class:`rtxarr.optim.SGD`.
-
-    Parameters
-    ----------
-    param, grad : CuPy array of a real floating dtype and one shape; ``param`` C-contiguous
-    velocity : CuPy array, C-contiguous, or None when ``momentum`` is 0
-        Of the shape of ``param``; float32 for the half types. The same holds for all state here.
-    lr, momentum, nesterov, weight_decay
-    """
-    state = () if velocity is None else (velocity,)
-    key = ("sgd", bool(momentum), nesterov)
-    _update(key, param, grad, state, (lr, momentum, weight_decay))
+# How many arrays of state a kernel has, by its name and flags.
+N_STATES = {
+    ("sgd", False, False): 0,
+    ("sgd", True, False): 1,
+    ("sgd", True, True): 1,
+    ("adam", False): 2,
+    ("adam", True): 3,
+    ("adamw", False): 2,
+    ("adamw", True): 3,
+    ("lion",): 1,
+}
 
 
-def adam_step(
-    param: Any,
-    grad: Any,
-    mean: Any,
-    mean_square: Any,
-    largest: Any | None,
-    *,
-    step: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    decoupled: bool,
-) -> None:
-    """Update ``param`` and the state in place; see :class:`rtxarr.optim.Adam`.
+def _sgd(step, s):
+    return s["lr"], s["momentum"], s["weight_decay"]
 
-    Parameters
-    ----------
-    param, grad : as in :func:`sgd_step`
-    mean, mean_square, largest : as ``velocity`` there
-        ``largest`` is None without AMSGrad.
-    step : int
-        Number of this step, from 1.
-    lr, betas, eps, weight_decay
-    decoupled : bool
-        Whether weight decay shrinks the parameter, instead of going into the gradient.
-    """
-    beta1, beta2 = betas
-    numbers = (
+
+def _adam(step, s, decoupled=False):
+    (beta1, beta2), lr, weight_decay = s["betas"], s["lr"], s["weight_decay"]
+    return (
         lr / (1 - beta1**step),
         beta1,
         1 - beta1,
         beta2,
         1 - beta2,
         1 / (1 - beta2**step),
-        eps,
+        s["eps"],
         0.0 if decoupled else weight_decay,
         1 - lr * weight_decay if decoupled else 1.0,
     )
-    state = (mean, mean_square) if largest is None else (mean, mean_square, largest)
-    _update(("adam", largest is not None), param, grad, state, numbers)
 
 
-def lion_step(
-    param: Any,
-    grad: Any,
-    momentum: Any,
+def _adamw(step, s):
+    return _adam(step, s, decoupled=True)
+
+
+def _lion(step, s):
+    (beta1, beta2), lr = s["betas"], s["lr"]
+    return lr, beta1, 1 - beta1, beta2, 1 - beta2, 1 - lr * s["weight_decay"]
+
+
+_NUMBERS: dict[str, Callable] = {"sgd": _sgd, "adam": _adam, "adamw": _adamw, "lion": _lion}
+N_NUMBERS = {"sgd": 3, "adam": 9, "adamw": 9, "lion": 6}
+
+
+class Scaling(NamedTuple):
+    """How a step treats gradients of a scaled loss; see :class:`rtxarr.optim.LossScaler`.
+
+    Attributes
+    ----------
+    state : array of float32
+        The scale and the flags of gradients that are not finite; see ``multi_tensor.FOUND``.
+    slot : int
+        Which flag.
+    still_scaled : int
+        1 if the gradients are to be divided by the scale, else 0.
+    skipped : array of int64, shape (n_params,)
+        Steps that each parameter's count has too many: this one is added where it is left out.
+    """
+
+    state: Any
+    slot: int
+    still_scaled: int
+    skipped: Any
+
+
+def step_all(
+    key: tuple,
+    dtype: np.dtype,
+    columns: Sequence[np.ndarray],
+    sizes: tuple[int, ...],
+    owners: Callable[[], tuple[list[int], list[tuple[int, Mapping[str, Any]]]]],
     *,
-    lr: float,
-    betas: tuple[float, float],
-    weight_decay: float,
+    numbered: Sequence[int] = (),
+    scaling: Scaling | None = None,
 ) -> None:
-    """Update ``param`` and ``momentum`` in place; see :class:`rtxarr.optim.Lion`.
+    """Update parameters and their state in place.
 
     Parameters
     ----------
-    param, grad, momentum : as ``param``, ``grad`` and ``velocity`` in :func:`sgd_step`
-    lr, betas, weight_decay
+    key : tuple
+        Name of the optimizer and flags, one of ``N_STATES``.
+    dtype : dtype
+        Of the parameters and gradients; state is of the one that it is accumulated in.
+    columns : sequence of array of int64, shape (n_rows,)
+        Addresses of the parameters, their gradients, and for each kind of state the arrays; see
+        ``multi_tensor``.
+    sizes : tuple of int
+        Their elements.
+    owners : callable
+        Counts the step and gives the kinds of numbers that there are, each as the number of its
+        step and its settings, after a list that says which one each row has. It runs once for each
+        step, eager or replayed.
+    numbered : sequence of int
+        Places of the rows in ``scaling.skipped``.
+    scaling : Scaling, optional
     """
-    beta1, beta2 = betas
-    numbers = (lr, beta1, 1 - beta1, beta2, 1 - beta2, 1 - lr * weight_decay)
-    _update(("lion",), param, grad, (momentum,), numbers)
+    from rtxarr.kernels._optimizers_cuda import count_steps, kernel
 
+    name, n_rows = key[0], len(sizes)
+    scalar = accumulator(dtype)
+    compute, n_numbers = _NUMBERS[name], N_NUMBERS[name]
+    n_words = -(-n_rows * n_numbers * scalar.itemsize // 8)
+    step = kernel(*key, dtype=dtype, scaled=scaling is not None)
 
-def _update(key, param, grad, state, numbers):
-    from rtxarr.kernels._optimizers_cuda import kernel
+    if scaling is None:
 
-    scalar = accumulator(param.dtype).type
-    arrays = [x.reshape(-1) for x in (param, grad, *state)]  # copies a grad that is not contiguous
-    n_threads = -(-param.size // PER_THREAD)
-    numbers = [scalar(x) for x in numbers]
-    launch(kernel(*key, dtype=param.dtype), n_threads, (*arrays, *numbers))
+        def tail():
+            sets, kinds = owners()
+            words = np.zeros(n_rows + n_words, np.int64)
+            words[:n_rows] = sets
+            numbers = list(chain(*(compute(*kind) for kind in kinds)))
+            words[n_rows:].view(scalar)[: len(numbers)] = numbers
+            return words
+
+        table = upload(columns, sizes, tail)
+        table.launch(step, table.rest(n_rows, scalar))
+        return
+
+    corrects = name.startswith("adam")
+
+    def scaled_tail():
+        sets, kinds = owners()
+        words = np.zeros(5 * n_rows + n_words, np.int64)
+        words[:n_rows] = numbered
+        if corrects:
+            exact = [(s["lr"], *s["betas"], count) for count, s in kinds]
+            words[n_rows : 5 * n_rows].view(np.float64)[:] = [x for i in sets for x in exact[i]]
+        numbers = [compute(*kind) for kind in kinds]
+        flat = [x for i in sets for x in numbers[i]]
+        words[5 * n_rows :].view(scalar)[: len(flat)] = flat
+        return words
+
+    table = upload(columns, sizes, scaled_tail)
+    state, slot, still_scaled, skipped = scaling
+    numbers = table.rest(5 * n_rows, scalar)
+    where = table.words[table.tail : table.tail + n_rows]
+    exact = table.words[table.tail + n_rows : table.tail + 5 * n_rows].view(np.float64)
+    count = count_steps(dtype, corrects=corrects)
+    launch(count, n_rows, (where, exact, numbers, skipped, state, slot))
+    table.launch(step, numbers, state, slot, still_scaled)

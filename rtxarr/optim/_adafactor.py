@@ -1,9 +1,10 @@
 """Adafactor: second moments of a matrix kept as a row and a column."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from rtxarr._device import namespace
-from rtxarr.optim._optimizer import Optimizer, require
+from rtxarr.optim._optimizer import Optimizer, Schedule, require
 
 
 class Adafactor(Optimizer):
@@ -14,7 +15,7 @@ class Adafactor(Optimizer):
     params : iterable of Parameter, or of dict
         See :class:`Optimizer`. The last two axes of a parameter are the matrix; vectors and
         scalars keep all of their second moments.
-    lr : float >= 0, default 1e-2
+    lr : float >= 0, or schedule, default 1e-2
     relative_step : bool, default True
         As in the paper: the rate of step ``t`` is ``min(lr, 1 / sqrt(t))`` times the root mean
         square of the parameter. Otherwise it is ``lr``.
@@ -36,7 +37,7 @@ class Adafactor(Optimizer):
     def __init__(
         self,
         params: Iterable,
-        lr: float = 1e-2,
+        lr: float | Schedule = 1e-2,
         *,
         relative_step: bool = True,
         decay_exponent: float = 0.8,
@@ -74,32 +75,41 @@ class Adafactor(Optimizer):
             "column": xp.zeros(columns, dtype=param.dtype),
         }
 
+    def varying(self, step, settings):
+        lr = settings["lr"]
+        new = step ** -settings["decay_exponent"]
+        return {
+            "new": new,
+            "keep": 1 - new,
+            "rate": min(lr, step**-0.5) if settings["relative_step"] else lr,
+            "shrink": 1 - lr * settings["weight_decay"],
+        }
+
     def update(self, param, grad, state, settings):
         xp = namespace(param)
         eps1, eps2 = settings["eps"]
-        step = state["step"]
-        new = step ** -settings["decay_exponent"]
+        moved = partial(_moved, keep=settings["keep"], new=settings["new"])
         square = grad * grad + eps1
         if param.ndim < 2:
-            v = _decay(state["mean_square"], square, new)
+            v = moved(state["mean_square"], square)
         else:
-            row = _decay(state["row"], xp.mean(square, axis=-1), new)
-            column = _decay(state["column"], xp.mean(square, axis=-2), new)
+            row = moved(state["row"], xp.mean(square, axis=-1))
+            column = moved(state["column"], xp.mean(square, axis=-2))
             row = row / xp.mean(row, axis=-1, keepdims=True)
             v = row[..., None] * column[..., None, :]
         update = grad / xp.sqrt(v)
-        rate = settings["lr"]
+        rate = settings["rate"]
         if settings["relative_step"]:
             # Root mean squares stay on the device, so no step waits for it.
-            rate = xp.clip(_rms(xp, param), min=eps2) * min(rate, step**-0.5)
+            rate = xp.clip(_rms(xp, param), min=eps2) * rate
         clip = xp.clip(_rms(xp, update) / settings["clip_threshold"], min=1.0)
         if settings["weight_decay"]:
-            param *= 1 - settings["lr"] * settings["weight_decay"]
+            param *= settings["shrink"]
         param -= rate / clip * update
 
 
-def _decay(mean, value, new):
-    mean *= 1 - new
+def _moved(mean, value, *, keep, new):
+    mean *= keep
     mean += new * value
     return mean
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 from rtxarr._device import namespace
-from rtxarr.kernels.optimizers import adam_step, lion_step
-from rtxarr.optim._optimizer import Optimizer, require
+from rtxarr.optim._optimizer import Optimizer, Schedule, require
 
 
 class Adam(Optimizer):
@@ -14,7 +13,7 @@ class Adam(Optimizer):
     ----------
     params : iterable of Parameter, or of dict
         See :class:`Optimizer`.
-    lr : float >= 0, default 1e-3
+    lr : float >= 0, or schedule, default 1e-3
     betas : (float, float), each in [0, 1), default (0.9, 0.999)
         Decay of the mean and of the mean square.
     eps : float >= 0, default 1e-8
@@ -35,7 +34,7 @@ class Adam(Optimizer):
     def __init__(
         self,
         params: Iterable,
-        lr: float = 1e-3,
+        lr: float | Schedule = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -60,8 +59,13 @@ class Adam(Optimizer):
             grad = grad + settings["weight_decay"] * param
         _adam_update(param, grad, state, settings)
 
-    def launch(self, param, grad, state, settings):
-        return _adam_launch(param, grad, state, settings, decoupled=False)
+    def varying(self, step, settings):
+        beta1, beta2 = settings["betas"]
+        # They make up for starting at zero: m / (1 - beta1**t), v / (1 - beta2**t).
+        return {"lr": settings["lr"], "bias1": 1 - beta1**step, "bias2": 1 - beta2**step}
+
+    def kernel(self, settings):
+        return "adam", bool(settings["amsgrad"])
 
 
 class AdamW(Adam):
@@ -71,7 +75,7 @@ class AdamW(Adam):
     ----------
     params : iterable of Parameter, or of dict
         See :class:`Optimizer`.
-    lr : float >= 0, default 1e-3
+    lr : float >= 0, or schedule, default 1e-3
     betas : (float, float), each in [0, 1), default (0.9, 0.999)
     eps : float >= 0, default 1e-8
     weight_decay : float >= 0, default 1e-2
@@ -87,7 +91,7 @@ class AdamW(Adam):
     def __init__(
         self,
         params: Iterable,
-        lr: float = 1e-3,
+        lr: float | Schedule = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -102,14 +106,13 @@ class AdamW(Adam):
         param *= 1 - settings["lr"] * settings["weight_decay"]
         _adam_update(param, grad, state, settings)
 
-    def launch(self, param, grad, state, settings):
-        return _adam_launch(param, grad, state, settings, decoupled=True)
+    def kernel(self, settings):
+        return "adamw", bool(settings["amsgrad"])
 
 
 def _adam_update(param, grad, state, settings):
     xp = namespace(param)
     beta1, beta2 = settings["betas"]
-    step = state["step"]
     m, v = state["mean"], state["mean_square"]
     m *= beta1
     m += (1 - beta1) * grad
@@ -118,26 +121,8 @@ def _adam_update(param, grad, state, settings):
     if settings["amsgrad"]:
         largest = state["largest"]
         largest[...] = v = xp.maximum(largest, v)
-    # The corrections make up for starting at zero: m / (1 - beta1**t), v / (1 - beta2**t).
-    root = xp.sqrt(v / (1 - beta2**step)) + settings["eps"]
-    param -= settings["lr"] / (1 - beta1**step) * m / root
-
-
-def _adam_launch(param, grad, state, settings, *, decoupled):
-    adam_step(
-        param,
-        grad,
-        state["mean"],
-        state["mean_square"],
-        state.get("largest"),
-        step=state["step"],
-        lr=settings["lr"],
-        betas=settings["betas"],
-        eps=settings["eps"],
-        weight_decay=settings["weight_decay"],
-        decoupled=decoupled,
-    )
-    return True
+    root = xp.sqrt(v / settings["bias2"]) + settings["eps"]
+    param -= settings["lr"] / settings["bias1"] * m / root
 
 
 class Lion(Optimizer):
@@ -147,7 +132,7 @@ class Lion(Optimizer):
     ----------
     params : iterable of Parameter, or of dict
         See :class:`Optimizer`.
-    lr : float >= 0, default 1e-4
+    lr : float >= 0, or schedule, default 1e-4
         Three to ten times smaller than a good one for AdamW.
     betas : (float, float), each in [0, 1), default (0.9, 0.99)
         Weight of the momentum in the step, and its decay.
@@ -164,7 +149,7 @@ class Lion(Optimizer):
     def __init__(
         self,
         params: Iterable,
-        lr: float = 1e-4,
+        lr: float | Schedule = 1e-4,
         *,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
@@ -189,10 +174,8 @@ class Lion(Optimizer):
         m *= beta2
         m += (1 - beta2) * grad
 
-    def launch(self, param, grad, state, settings):
-        options = {name: settings[name] for name in ("lr", "betas", "weight_decay")}
-        lion_step(param, grad, state["momentum"], **options)
-        return True
+    def kernel(self, settings):
+        return ("lion",)
 
 
 def _check_betas(settings):

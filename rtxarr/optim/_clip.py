@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from rtxarr._device import namespace
+from rtxarr.dtypes import accumulator
+from rtxarr.kernels.multi_tensor import made_contiguous, norm_and_factor, on_one_gpu, scaled_copies
 from rtxarr.ops._half import widen
 from rtxarr.optim._optimizer import require_params
 
@@ -21,15 +23,24 @@ def clip_grad_norm(params: Iterable, max_norm: float) -> Any:
     Returns
     -------
     array of float32 or float64, shape ()
-        The norm before. On a GPU it stays there, so nothing waits. NaN or infinite gradients
-        make it, and the scaled gradients, NaN.
+        The norm before. On a GPU it stays there, so nothing waits, and all gradients are taken
+        together in three launches. NaN or infinite gradients make it, and the scaled gradients,
+        NaN.
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm must be > 0, got {max_norm}")
     params = [p for p in require_params(params) if p.grad is not None]
     if not params:
         return namespace().zeros((), dtype="float32")
-    xp = namespace(*(p.grad for p in params))
+    grads = [p.grad for p in params]
+    xp = namespace(*grads)
+    if on_one_gpu(grads) and len({accumulator(g.dtype) for g in grads}) == 1:
+        grads = made_contiguous(grads)
+        found = norm_and_factor(grads, max_norm)
+        if max_norm < float("inf"):
+            for param, grad in zip(params, scaled_copies(grads, found, 1), strict=True):
+                param.grad = xp.reshape(grad, param.shape)
+        return xp.reshape(found[:1], ())
     total = None
     for param in params:
         grad = widen(param.grad)

@@ -2,10 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from rtxarr._device import device_of, is_array, namespace, to_device
+import numpy as np
+
+from rtxarr import _replay
+from rtxarr._device import device_of, is_array, is_device_array, namespace, runs_kernels, to_device
 from rtxarr.autograd._tape import mark_changed
+from rtxarr.kernels.multi_tensor import average as move_averages
+from rtxarr.kernels.multi_tensor import contiguous
 from rtxarr.ops._half import widen
 from rtxarr.optim._optimizer import require, require_keys, require_params
 
@@ -47,12 +53,34 @@ class ExponentialMovingAverage:
 
     def update(self) -> None:
         """Move the averages towards the parameters: ``a = decay * a + (1 - decay) * p``."""
-        self.n_updates += 1
+        self._count(1)
+        _replay.on_replay(partial(self._count, 1))
+        _replay.on_failure(partial(self._count, -1))
+        pairs = list(zip(self.averages, (p.data for p in self.params), strict=True))
+        together = [pair for pair in pairs if runs_kernels(pair[0]) and all(map(contiguous, pair))]
+        if together:
+            targets, sources = zip(*together, strict=True)
+            move_averages(targets, sources, self._weights)
+        if len(together) < len(pairs):
+            done = {id(target) for target, _ in together}
+            for target, param in pairs:
+                if id(target) not in done:
+                    keep, new = self._weights_for(target)
+                    target *= keep
+                    target += new * widen(param)
+
+    def _count(self, n):
+        self.n_updates += n
+
+    def _weights(self):
         n = self.n_updates
         decay = min(self.decay, (1 + n) / (10 + n)) if self.warmup else self.decay
-        for average, param in zip(self.averages, self.params, strict=True):
-            average *= decay
-            average += (1 - decay) * widen(param.data)
+        return decay, 1 - decay
+
+    def _weights_for(self, average):
+        if _replay.recorder() is None or not is_device_array(average):
+            return self._weights()
+        return _replay.from_host(lambda: np.array(self._weights(), average.dtype))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

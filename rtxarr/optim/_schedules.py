@@ -6,20 +6,19 @@ A schedule is called with the number of steps done and gives the rate of the nex
     for step, batch in enumerate(batches):
         optimizer.lr = schedule(step)
 
-It has no state: going on from a checkpoint needs the step alone.
+An optimizer whose ``lr`` is a schedule does so itself. A schedule has no state: going on from a
+checkpoint needs the step alone.
 """
 
 import bisect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from rtxarr.autograd import stop_gradient
-from rtxarr.optim._optimizer import require, require_keys
-
-Schedule = Callable[[int], float]
+from rtxarr.optim._optimizer import Schedule, require, require_keys
 
 
 @dataclass(frozen=True)

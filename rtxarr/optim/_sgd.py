@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 from rtxarr._device import namespace
-from rtxarr.kernels.optimizers import sgd_step
-from rtxarr.optim._optimizer import Optimizer, require
+from rtxarr.optim._optimizer import Optimizer, Schedule, require
 
 
 class SGD(Optimizer):
@@ -14,7 +13,7 @@ class SGD(Optimizer):
     ----------
     params : iterable of Parameter, or of dict
         See :class:`Optimizer`.
-    lr : float >= 0
+    lr : float >= 0, or schedule
     momentum : float in [0, 1), default 0
     nesterov : bool, default False
         Look ahead along the velocity; needs ``momentum``.
@@ -32,7 +31,7 @@ class SGD(Optimizer):
     def __init__(
         self,
         params: Iterable,
-        lr: float,
+        lr: float | Schedule,
         *,
         momentum: float = 0.0,
         nesterov: bool = False,
@@ -63,10 +62,8 @@ class SGD(Optimizer):
             grad = grad + momentum * velocity if settings["nesterov"] else velocity
         param -= settings["lr"] * grad
 
-    def launch(self, param, grad, state, settings):
-        names = ("lr", "momentum", "nesterov", "weight_decay")
-        sgd_step(param, grad, state.get("velocity"), **{name: settings[name] for name in names})
-        return True
+    def kernel(self, settings):
+        return "sgd", bool(settings["momentum"]), bool(settings["nesterov"])
 
 
 class RMSprop(Optimizer):
@@ -76,7 +73,7 @@ class RMSprop(Optimizer):
     ----------
     params : iterable of Parameter, or of dict
         See :class:`Optimizer`.
-    lr : float >= 0, default 1e-2
+    lr : float >= 0, or schedule, default 1e-2
     alpha : float in [0, 1), default 0.99
         Decay of the mean square.
     eps : float >= 0, default 1e-8
@@ -98,7 +95,7 @@ class RMSprop(Optimizer):
     def __init__(
         self,
         params: Iterable,
-        lr: float = 1e-2,
+        lr: float | Schedule = 1e-2,
         *,
         alpha: float = 0.99,
         eps: float = 1e-8,

@@ -20,7 +20,7 @@ CASES = {
 
 def run(kind, settings, dtype, device, shape, monkeypatch, *, kernels):
     if not kernels:
-        monkeypatch.setattr(kind, "launch", optim.Optimizer.launch)
+        monkeypatch.setattr(kind, "kernel", optim.Optimizer.kernel)
     rng = np.random.default_rng(0)
     param = Parameter(rng.standard_normal(shape), dtype=dtype, device=device)
     xp = _device.namespace(param.data)

@@ -71,20 +71,42 @@ def segment_cases():
 
 
 def optimizers_cases():
-    from rtxarr.kernels._optimizers_cuda import kernel
+    from rtxarr.kernels._optimizers_cuda import count_steps, kernel
+    from rtxarr.kernels.optimizers import N_STATES
 
+    words, state = INTEGER_POINTERS, ("float32", 1, "C")
     for name in ("float32", "float16", "bfloat16", "float64"):
-        scalar = "float64" if name == "float64" else "float32"
-        params, state = ((name, 1, "C"),) * 2, (scalar, 1, "C")
-        for key, n_states, n_numbers in [
-            (("sgd", False, False), 0, 3),
-            (("sgd", True, True), 1, 3),
-            (("adam", False), 2, 9),
-            (("adam", True), 3, 9),
-            (("lion",), 1, 6),
-        ]:
-            signature = (*params, *(state,) * n_states, *(scalar,) * n_numbers)
-            yield f"{key}-{name}", kernel(*key, dtype=dtype_of(name)), signature
+        numbers = ("float64" if name == "float64" else "float32", 1, "C")
+        signature = (words, "int64", words, numbers)
+        longest = ("adam", True)
+        keys = [key for key in N_STATES if key[0] != "adamw"]  # the same kernel as adam
+        for key in keys if name in ("float32", "bfloat16") else [longest]:
+            step = kernel(*key, dtype=dtype_of(name), scaled=False)
+            yield f"{key}-{name}", step, signature
+        step = kernel(*longest, dtype=dtype_of(name), scaled=True)
+        yield f"{longest}-{name}-scaled", step, (*signature, state, "int64", "int64")
+        signature = (words, ("float64", 1, "C"), numbers, words, state, "int64")
+        for corrects in (False, True):
+            yield f"count-{name}", count_steps(dtype_of(name), corrects=corrects), signature
+
+
+def multi_tensor_cases():
+    from rtxarr.kernels import _multi_tensor_cuda as kernels
+
+    words, state = INTEGER_POINTERS, ("float32", 1, "C")
+    first = (words, "int64", words)
+    for name in ("float32", "float16", "bfloat16", "float64"):
+        dtype, wide = dtype_of(name), "float64" if name == "float64" else "float32"
+        numbers = (wide, 1, "C")
+        yield f"squares-{name}", kernels.squares(dtype), (*first, numbers, "int64")
+        yield f"check-{name}", kernels.check(dtype), (*first, state, "int64")
+        for inverse in (False, True):
+            yield f"scale-{name}", kernels.scale(dtype, inverse=inverse), (*first, numbers, "int64")
+        yield f"average-{name}", kernels.average(dtype_of(wide), dtype), (*first, numbers)
+    for name in ("float32", "float64"):
+        values = (name, 1, "C")
+        yield f"finish-{name}", kernels.finish_norm(dtype_of(name)), (values, name, values)
+    yield "update_scale", kernels.update_scale(), (state, *("float32",) * 3)
 
 
 def spmm_cases():
@@ -223,6 +245,7 @@ CASES = {
     "_cross_entropy_cuda": cross_entropy_cases,
     "_fp8_cuda": fp8_cases,
     "_norm_cuda": norm_cases,
+    "_multi_tensor_cuda": multi_tensor_cases,
     "_optimizers_cuda": optimizers_cases,
     "_philox_cuda": philox_cases,
     "_segment_cuda": segment_cases,
@@ -264,7 +287,7 @@ def test_kernels_compile_and_assemble(module, cc):
         header = ptx[ptx.index(f".entry {entry}(") :].split(")", 1)[0]
         assert re.findall(r"\.param \.(\w+)", header) == parameter_types(signature), title
         assert not re.search(r"^\s*call", ptx, re.MULTILINE), f"{title} calls a function"
-        uses_float64 = "float64" in str(signature) or title.startswith(COMPUTE_IN_FLOAT64)
+        uses_float64 = "float64" in str(signature) + title or title.startswith(COMPUTE_IN_FLOAT64)
         if not uses_float64:
             assert not re.search(r"\b(add|sub|mul|div|fma|sqrt|cvt\S*)\.\S*f64", ptx), title
         assert ".local" not in ptx, f"{title} keeps an array in memory"
@@ -285,3 +308,13 @@ def test_wide_kernels_move_16_bytes():
             name = signature[0][0]
             assert loads.get(name, loads["float16"]) in ptx, title
             assert "st.global.v4" in ptx, title
+
+
+def test_many_tensors_are_moved_16_bytes_at_a_time():
+    """All arrays of a step: as many wide loads as there are, and as many wide stores less one."""
+    for title, kernel, signature in optimizers_cases():
+        if title.startswith("('adam', False)-float32"):
+            ptx = _compile.compile_ptx(kernel, signature, (9, 0))[1]
+            assert len(re.findall(r"ld\.global\.v4", ptx)) >= 4, title
+            assert len(re.findall(r"st\.global\.v4", ptx)) >= 3, title
+            assert ".local" not in ptx, title

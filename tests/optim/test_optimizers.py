@@ -1,5 +1,6 @@
 """Each optimizer against its equations in plain float64, and what all of them share."""
 
+import copy
 import math
 import warnings
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr import nn, optim
+from rtxarr import _replay, nn, optim
 from rtxarr.data import load_checkpoint, save_checkpoint
 from rtxarr.nn import Parameter
 from rtxarr.testing import assert_close
@@ -437,3 +438,100 @@ def test_parameters_without_elements_are_passed_over(name):
         warnings.simplefilter("error")
         optimizer.step()
     assert optimizer.state_dict()["state"]["0"]["step"] == 1
+
+
+# ------------------------------------------------------------------------------ rates by schedule
+
+
+def descend(optimizer, param, steps, rates=None):
+    """Step, setting the rates by hand if they are given; give the rates used."""
+    seen = []
+    for step in steps:
+        if rates is not None:
+            optimizer.lr = rates(step)
+        param.grad = gradients(param.shape, 9)[step].astype("float32")
+        optimizer.step()
+        seen.append(optimizer.lr)
+    return seen
+
+
+def test_a_schedule_gives_the_rate_of_each_step():
+    schedule = optim.CosineSchedule(0.1, n_steps=8, warmup=2)
+    by_hand, by_itself = (Parameter(np.ones((2, 3), "float32")) for _ in range(2))
+    first = descend(optim.Adam([by_hand], lr=1.0), by_hand, range(6), schedule)
+    optimizer = optim.Adam([by_itself], lr=schedule)
+    assert optimizer.lr == schedule(0)
+    assert descend(optimizer, by_itself, range(6)) == first == [schedule(i) for i in range(6)]
+    assert_close(by_itself, by_hand, exact=True)
+
+
+def test_groups_keep_their_ratio_to_a_schedule():
+    slow, fast = Parameter(np.zeros(2)), Parameter(np.zeros(2))
+    schedule = optim.StepSchedule(0.5, [1])
+    optimizer = optim.SGD([{"params": [slow]}, {"params": [fast], "lr": 1.0}], lr=schedule)
+    for _ in range(2):
+        slow.grad = fast.grad = np.ones(2)
+        optimizer.step()
+    assert [group["lr"] for group in optimizer.groups] == pytest.approx([0.05, 0.1])
+    assert_close(fast, 2 * slow.data)
+
+
+def test_a_schedule_goes_on_from_a_saved_state():
+    schedule = optim.ExponentialSchedule(0.1, 0.5)
+    param = Parameter(np.ones(3, "float32"))
+    optimizer = optim.SGD([param], lr=schedule)
+    descend(optimizer, param, range(3))
+    saved = optimizer.state_dict()
+    assert saved["n_steps"] == 3
+    fresh = optim.SGD([param], lr=schedule)
+    fresh.load_state_dict(saved)
+    assert descend(fresh, param, [3]) == [schedule(3)]
+    saved.pop("n_steps")  # as saved before rates could be schedules
+    fresh.load_state_dict(saved)
+    assert descend(fresh, param, [3]) == [schedule(3)]
+    with pytest.raises(ValueError, match="n_steps must be >= 0 and finite, got -1"):
+        fresh.load_state_dict({**saved, "n_steps": -1})
+
+
+def test_a_rate_takes_the_place_of_a_schedule_and_back():
+    param = Parameter(np.ones(3, "float32"))
+    optimizer = optim.SGD([param], lr=optim.ExponentialSchedule(0.1, 0.5))
+    assert descend(optimizer, param, range(2)) == [0.1, 0.05]
+    optimizer.lr = 0.3
+    assert descend(optimizer, param, [2]) == [0.3]
+    assert "n_steps" not in optimizer.state_dict()
+    optimizer.lr = optim.ExponentialSchedule(0.2, 0.5)
+    assert descend(optimizer, param, [3]) == [0.025]  # all steps count
+
+
+def test_schedules_are_checked():
+    param = Parameter(np.ones(3, "float32"))
+    with pytest.raises(ValueError, match="lr must be >= 0 and finite, got -1"):
+        optim.SGD([param], lr=lambda step: -1.0)
+    with pytest.raises(TypeError, match="lr must be a number, got str"):
+        optim.SGD([param], lr=lambda step: "fast")
+    optimizer = optim.SGD([param], lr=0.1)
+    with pytest.raises(TypeError, match="PlateauSchedule needs a measure"):
+        optimizer.lr = optim.PlateauSchedule(0.1)
+    assert optimizer.lr == 0.1
+
+
+def test_the_rate_cannot_be_set_in_a_captured_step(monkeypatch):
+    optimizer = optim.SGD([Parameter(np.ones(3))], lr=0.1)
+    monkeypatch.setattr(_replay._thread, "recorder", object())
+    with pytest.raises(RuntimeError, match="lr cannot be set in a step that is being captured"):
+        optimizer.lr = 0.2
+    assert optimizer.lr == 0.1
+
+
+def test_a_loaded_state_lies_where_the_old_one_did():
+    param = Parameter(np.ones(3, "float32"))
+    optimizer = optim.Adam([param], lr=0.1)
+    descend(optimizer, param, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    mean = optimizer.state[param]["mean"]
+    before = mean.copy()
+    descend(optimizer, param, [2])
+    optimizer.load_state_dict(saved)
+    assert optimizer.state[param]["mean"] is mean
+    assert_close(mean, before, exact=True)
