@@ -120,9 +120,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--kinds", nargs="+", default=list(BYTES), choices=list(BYTES))
+    parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"], choices=["cpu", "cuda"])
     parser.add_argument("--json", help="also write the figures to this file")
     options = parser.parse_args()
-    devices = ["cpu"] if len(rx.devices()) == 1 else ["cpu", "cuda"]
+    devices = options.devices if len(rx.devices()) > 1 else ["cpu"]
     versions = {"python": sys.version.split()[0], "numpy": np.__version__}
     for name in ("torch", "cupy-cuda13x", "cupy-cuda12x"):
         try:
