@@ -32,6 +32,7 @@ from rtxarr.nn._conv import (
     ConvTranspose3d,
 )
 from rtxarr.nn._dropout import Dropout
+from rtxarr.nn._fp8 import Fp8Linear
 from rtxarr.nn._functional import functional_call
 from rtxarr.nn._linear import Embedding, Linear
 from rtxarr.nn._module import Module
@@ -81,6 +82,7 @@ __all__ = [
     "ELU",
     "Embedding",
     "Flatten",
+    "Fp8Linear",
     "GELU",
     "GRU",
     "GroupNorm",

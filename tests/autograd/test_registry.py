@@ -36,8 +36,12 @@ CASES = _collect()
 IDS = [(name, i) for name, found in CASES.items() for i in range(len(found))]
 
 
+# Rounding to 8 bits has no derivative: the gradient is that of the product of rounded numbers.
+ROUNDED = {"fp8_linear"}
+
+
 def test_every_operation_has_a_case():
-    assert set(OPS) - set(CASES) == set()
+    assert set(OPS) - set(CASES) == ROUNDED
 
 
 def test_every_case_names_an_operation():

@@ -237,7 +237,7 @@ def fp8_cases():
                 signature += ("int64",) * 3
                 title = f"{kind}-{name}{'-turned' * turned}"
                 yield title, quantize(dtype_of(name), kind, turned), signature
-    yield "advance", advance(), ((single,) * 4 + ("int64",))
+    yield "advance", advance(), ((single,) * 3 + ("float32",) * 3 + ("int64",))
 
 
 CASES = {
