@@ -6,7 +6,7 @@ the backward pass casts each gradient back, so that of a float32 parameter arriv
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from rtxarr._device import namespace
 from rtxarr._replay import recorder
 from rtxarr.autograd._mode import AUTOCAST, Block, state
 from rtxarr.autograd._tape import Tensor, store_of
-from rtxarr.dtypes import is_half, is_inexact
+from rtxarr.dtypes import bfloat16, is_half
 
 # ------------------------------------------------------------------------------- the table
 #
@@ -154,6 +154,8 @@ def active_dtype() -> np.dtype | None:
 # ------------------------------------------------------------------------------- the casts
 
 _SINGLE = np.dtype("float32")
+_CAST = frozenset((_SINGLE, np.dtype("float16"), np.dtype(bfloat16)))
+_MEANT = frozenset(map(np.dtype, ("float64", "complex64", "complex128")))
 
 
 def cast_arguments(policy: Policy, args: Any, raw: list) -> None:
@@ -163,11 +165,12 @@ def cast_arguments(policy: Policy, args: Any, raw: list) -> None:
     places = []
     for place, x in enumerate(raw[:count]):
         dtype = getattr(x, "dtype", None)
-        if not isinstance(dtype, np.dtype) or dtype == target or not is_inexact(dtype):
+        if dtype is target or not isinstance(dtype, np.dtype):
             continue
-        if dtype != _SINGLE and not is_half(dtype):
-            return  # float64 and complex numbers are meant
-        places.append(place)
+        if dtype in _MEANT:
+            return  # for all of them
+        if dtype in _CAST and dtype != target:
+            places.append(place)
     for place in places:
         raw[place] = _cast(args[place], raw[place], target)
 
@@ -181,12 +184,29 @@ def _cast(arg, data, dtype):
     shared = isinstance(arg, Tensor) and (arg.node is not None or type(arg) is not Tensor)
     if casts is None or not shared:
         return namespace(data).astype(data, dtype)
-    key = id(arg)
+    key, version = id(arg), store_of(arg)[0]
     # A captured step must make what it uses: what was made outside does not change in a replay.
-    made_from = data, store_of(arg)[0], dtype, recorder()
+    step = recorder()
     known = casts.get(key)
-    if known is not None and all(a is b for a, b in zip(known[1], made_from, strict=True)):
-        return known[2]
+    if (
+        known is not None
+        and known.data is data
+        and known.version == version
+        and known.cast.dtype == dtype
+        and known.step is step
+    ):
+        return known.cast
     cast = namespace(data).astype(data, dtype)
-    casts[key] = weakref.ref(arg, lambda _: casts.pop(key, None)), made_from, cast
+    owner = weakref.ref(arg, lambda _: casts.pop(key, None))
+    casts[key] = _Known(owner, data, version, step, cast)
     return cast
+
+
+class _Known(NamedTuple):
+    """A cast, and what must not have changed since."""
+
+    owner: Any
+    data: Any
+    version: int
+    step: Any
+    cast: Any
