@@ -127,6 +127,34 @@ def is_device_array(x: Any) -> bool:
     return xp is not None and xp.__name__ == "array_api_compat.cupy"
 
 
+def constant(like: Any, make: Any, *key: Any, dtype: Any = None) -> Any:
+    """Return the NumPy array ``make(*key)`` where ``like`` is; on a GPU the same one each time.
+
+    For what depends on shapes and options alone. A captured step finds it there from the eager
+    call before: a graph cannot copy from the host.
+    """
+    if is_device_array(like):
+        return _on_gpu(like.data.device_id, make, key, dtype)
+    return namespace(like).asarray(make(*key), dtype=dtype)
+
+
+@functools.lru_cache(maxsize=512)
+def _on_gpu(device_id: int, make: Any, key: tuple, dtype: Any) -> Any:
+    cupy = _cupy()
+    with cupy.cuda.Device(device_id):
+        found = cupy.asarray(np.asarray(make(*key), dtype=dtype))
+        cupy.cuda.get_current_stream().synchronize()  # it may be used on any stream
+    return found
+
+
+def full_scalar(like: Any, value: Any, dtype: Any) -> Any:
+    """Return the array of no dimensions that holds ``value``, without a copy from the host."""
+    xp = namespace(like)
+    if is_device_array(like) and not is_array(value):
+        return xp.full((), value, dtype=dtype)
+    return xp.asarray(value, dtype=dtype)
+
+
 def owner_of(array: Any) -> int:
     """Identify the array whose memory ``array`` looks at; by ``id``, so while that lives."""
     while (base := getattr(array, "base", None)) is not None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from rtxarr import dtypes
-from rtxarr._device import is_array, is_device_array, namespace, to_device
+from rtxarr._device import full_scalar, is_array, is_device_array, namespace, to_device
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
 
@@ -156,9 +156,9 @@ def _finish(function, name, summary, args, rules, holomorphic, view=False):
 
 def _align(*values):
     """Convert values to their common dtype where one is bfloat16, which NumPy cannot promote."""
-    xp = namespace(*values)
     dtype = dtypes.result_type(*values)
-    return [xp.asarray(v, dtype=dtype) for v in values]
+    like = next(v for v in values if is_array(v))
+    return [full_scalar(like, v, dtype) for v in values]
 
 
 # ------------------------------------------------------------------ arithmetic
@@ -286,7 +286,23 @@ copysign = _binary(
     lambda g, x1, out: g * sign(x1) * sign(out),
     lambda g: g * 0,
 )
-sign = _unary("sign", "Give -1, 0 or 1 (``x / abs(x)`` for complex numbers).")
+
+
+@nondifferentiable
+def sign(x, /):
+    """Give -1, 0 or 1 (``x / abs(x)`` for complex numbers).
+
+    Parameters
+    ----------
+    x : array or Tensor, any shape
+    """
+    xp = namespace(x)
+    if is_device_array(x) and x.dtype.kind == "f":
+        # array_api_compat's finds NaN by a mask, which waits for the GPU.
+        return xp.where(xp.isnan(x), x, (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype))
+    return xp.sign(x)
+
+
 signbit = _unary("signbit", "Tell whether the sign bit is set.")
 floor = _unary("floor", "Round down.")
 ceil = _unary("ceil", "Round up.")
@@ -383,10 +399,7 @@ def clip(x, /, min=None, max=None):
     if getattr(x, "dtype", None) in BFLOAT16:
         low = dtypes.finfo(x.dtype).min if min is None else min
         high = dtypes.finfo(x.dtype).max if max is None else max
-        return minimum(
-            maximum(x, namespace(x).asarray(low, dtype=x.dtype)),
-            namespace(x).asarray(high, dtype=x.dtype),
-        )
+        return minimum(maximum(x, full_scalar(x, low, x.dtype)), full_scalar(x, high, x.dtype))
     xp = namespace(x, min, max)
     if is_device_array(x) and x.dtype.kind == "f":
         # array_api_compat's copies by a mask, which waits for the GPU.

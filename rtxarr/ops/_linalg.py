@@ -115,7 +115,10 @@ def vecdot(x1, x2, /, *, axis=-1):
             f"x1 and x2 must have the same length along axis {axis}, got shapes {x1.shape} and "
             f"{x2.shape}"
         )
-    return namespace(x1, x2).vecdot(x1, x2, axis=axis)
+    xp = namespace(x1, x2)
+    if is_device_array(x1):  # CuPy's goes to cuBLAS, which a graph cannot hold
+        return xp.sum(xp.conj(x1) * x2, axis=axis)
+    return xp.vecdot(x1, x2, axis=axis)
 
 
 def _vecdot_restore(g, x1_shape, x2_shape, axis):

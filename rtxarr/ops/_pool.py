@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rtxarr._device import namespace
+from rtxarr._device import constant, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.ops._check import check_floating
@@ -107,14 +107,18 @@ _mean_of_largest.defvjps(
 # ------------------------------------------------------------------------------ average
 
 
-def _sizes(xp, windows, spatial, count_padding, dtype):
+def _sizes(x, windows, spatial, count_padding):
     """Give the number of elements that each window averages."""
     if count_padding:
         return windows.n_taps
+    return constant(x, _real_sizes, windows, tuple(spatial), dtype=x.dtype)
+
+
+def _real_sizes(windows, spatial):
     sizes = np.zeros(windows.counts(spatial))
     for places, _ in _taps(windows, spatial):
         sizes[places] += 1
-    return xp.asarray(sizes, dtype=dtype)
+    return sizes
 
 
 @differentiable
@@ -125,7 +129,7 @@ def _avg_pool(x, *, windows, count_padding):
     out = _outputs(xp, x, windows, 0)
     for places, elements in _taps(windows, x.shape[2:]):
         out[places] += x[elements]
-    return out / _sizes(xp, windows, x.shape[2:], count_padding, x.dtype)
+    return out / _sizes(x, windows, x.shape[2:], count_padding)
 
 
 @differentiable
@@ -133,7 +137,7 @@ def _avg_pool(x, *, windows, count_padding):
 def _spread_evenly(y, *, windows, count_padding, spatial):
     """Hand the value of each window back to its elements in equal shares."""
     xp = namespace(y)
-    y = y / _sizes(xp, windows, spatial, count_padding, y.dtype)
+    y = y / _sizes(y, windows, spatial, count_padding)
     total = xp.zeros((*y.shape[:2], *spatial), dtype=y.dtype)
     for places, elements in _taps(windows, spatial):
         total[elements] += y[places]
@@ -219,13 +223,16 @@ def _adaptive_function(n_axes):
 
 def _average_parts(x, axis, n_parts):
     """Average ``n_parts`` parts of an axis: from ``i * n // n_parts``, the ends rounded up."""
-    n = x.shape[axis]
+    weights = constant(raw(x), _part_weights, x.shape[axis], n_parts, dtype=x.dtype)
+    return moveaxis(matmul(moveaxis(x, axis, -1), weights), -1, axis)
+
+
+def _part_weights(n, n_parts):
     weights = np.zeros((n, n_parts))
     for i in range(n_parts):
         start, stop = i * n // n_parts, -(-(i + 1) * n // n_parts)
         weights[start:stop, i] = 1 / (stop - start)
-    weights = namespace(raw(x)).asarray(weights, dtype=x.dtype)
-    return moveaxis(matmul(moveaxis(x, axis, -1), weights), -1, axis)
+    return weights
 
 
 def global_avg_pool(x, /, *, keepdims: bool = False):

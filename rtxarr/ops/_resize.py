@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from rtxarr._device import namespace
+from rtxarr._device import constant, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.ops._check import check_floating, check_number
 from rtxarr.ops._elementwise import astype
@@ -58,8 +58,20 @@ def _cubic(d):
     return np.where(d <= 1, near, a * (((d - 5) * d + 8) * d - 4))
 
 
-def _along(weights, axis, ndim):
-    return weights.reshape((-1,) + (1,) * (ndim - 1 - axis))
+def _taps(x, stencil, axis):
+    """Yield the elements of each tap, and its weights, shaped to go along an axis of ``x``."""
+    for tap in range(len(_stencil(*stencil)[0])):
+        index = constant(x, _tap_index, stencil, tap)
+        weights = constant(x, _tap_weights, stencil, tap, x.ndim - 1 - axis, dtype=x.dtype)
+        yield index, weights
+
+
+def _tap_index(stencil, tap):
+    return _stencil(*stencil)[0][tap]
+
+
+def _tap_weights(stencil, tap, n_axes_after):
+    return _stencil(*stencil)[1][tap].reshape((-1,) + (1,) * n_axes_after)
 
 
 @differentiable
@@ -67,9 +79,8 @@ def _resample(x, *, axis, stencil):
     """Replace an axis by weighted sums of its elements."""
     xp = namespace(x)
     total = 0
-    for index, weights in zip(*_stencil(*stencil), strict=True):
-        part = xp.take(x, xp.asarray(index), axis=axis)
-        total = total + part * xp.asarray(_along(weights, axis, x.ndim), dtype=x.dtype)
+    for index, weights in _taps(x, stencil, axis):
+        total = total + xp.take(x, index, axis=axis) * weights
     return total
 
 
@@ -79,10 +90,10 @@ def _resample_transpose(y, *, axis, stencil):
     xp = namespace(y)
     rest = y.shape[:axis] + y.shape[axis + 1 :]
     n_in, total = stencil[1], 0
-    for index, weights in zip(*_stencil(*stencil), strict=True):
-        part = y * xp.asarray(_along(weights, axis, y.ndim), dtype=y.dtype)
+    for index, weights in _taps(y, stencil, axis):
+        part = y * weights
         rows = xp.reshape(xp.moveaxis(part, axis, 0), (part.shape[axis], math.prod(rest)))
-        total = total + scatter_add_rows(rows, xp.asarray(index), n_in)
+        total = total + scatter_add_rows(rows, index, n_in)
     return xp.moveaxis(xp.reshape(total, (n_in, *rest)), 0, axis)
 
 
