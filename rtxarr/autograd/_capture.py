@@ -215,7 +215,7 @@ class Captured:
         self._modules = _modules(self._step, leaves)
         own.wait_event(current.record())
         try:
-            with own:
+            with own, blas.use_workspace(self._workspace()):
                 args, kwargs = unflatten(structure, [_on_device(x) for x in leaves])
                 return _untracked(self._step(*args, **kwargs))
         finally:
