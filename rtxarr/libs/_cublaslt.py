@@ -25,9 +25,14 @@ _MAX_PLANS = 4096
 _MAX_WORKSPACES = 64  # streams, on all devices
 
 # cudaDataType, cublasComputeType_t and cublasStatus_t.
-TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+TYPES = {
+    "float32": 0, "float64": 1, "float16": 2, "bfloat16": 14, "complex64": 4, "complex128": 5,
+}  # fmt: skip
 FP8_TYPES = {"e4m3": 28, "e5m2": 29}
-_COMPUTE = {"float32": (68, 0), "float64": (70, 1), "float16": (68, 0), "bfloat16": (68, 0)}
+_COMPUTE = {
+    "float32": (68, 0), "float64": (70, 1), "float16": (68, 0), "bfloat16": (68, 0),
+    "complex64": (68, 4), "complex128": (70, 5),
+}  # fmt: skip
 _COMPUTE_TF32 = (77, 0)
 _REFUSALS = (7, 15)  # invalid value, not supported: nothing was started
 
@@ -54,7 +59,10 @@ _ALGO_ID, _SPLIT_K = 0, 2
 _RESULT = np.dtype(
     [("algo", "u8", 8), ("workspace", "u8"), ("state", "i4"), ("waves", "f4"), ("rest", "i4", 4)]
 )
-_SCALARS = {0: np.array([1, 0], np.float32), 1: np.array([1, 0], np.float64)}
+_SCALARS = {
+    TYPES[name]: np.array([1, 0], name)
+    for name in ("float32", "float64", "complex64", "complex128")
+}
 
 # Whether new plans time the candidates; a list, to be seen by all threads.
 autotuning = [False]

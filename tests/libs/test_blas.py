@@ -479,7 +479,7 @@ def test_show_counts_what_went_elsewhere(fake, capsys):
     assert_close(np.asarray(blas.matmul(b, b)), np.full((2, 2), 2, np.float32))
     blas.matmul(b[:0], b)  # nothing to do, so nothing to count
     libs.show()
-    assert capsys.readouterr().out.splitlines() == [
+    assert capsys.readouterr().out.splitlines()[:3] == [
         "matrix products: cuBLASLt 13.0.0, through nvmath-python 1.0.0",
         "    2 by CuPy: dtypes int32 and int32",
         "    1 by CuPy: no algorithm for float32 with epilogue 1 (not supported)",
@@ -489,7 +489,10 @@ def test_show_counts_what_went_elsewhere(fake, capsys):
 def test_show_without_a_gpu(clean, capsys, monkeypatch):
     monkeypatch.setattr(_device, "devices", lambda: ["cpu"])
     libs.show()
-    assert capsys.readouterr().out == "matrix products: CuPy (no GPU that CuPy can use)\n"
+    assert capsys.readouterr().out.splitlines() == [
+        "matrix products: CuPy (no GPU that CuPy can use)",
+        "attention and convolutions: CuPy (no GPU that CuPy can use)",
+    ]
 
 
 def test_refusals_when_started(fake, monkeypatch):
@@ -774,6 +777,19 @@ def test_gpu_namespace_multiplies_through_the_library(served, dtype, monkeypatch
         check(tensors[1].grad, rows_of_g.T @ rows, size(rows_of_g.T) @ size(rows))
         check(tensors[2].grad, rows_of_g.sum(0), size(rows_of_g).sum(0))
         check(rx.matmul(tensors[0].data, tensors[1].data.T), x @ w.T, size(x) @ size(w.T))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_gpu_complex_products(served, dtype):
+    rng = np.random.default_rng(4)
+    a, b = (
+        (rng.standard_normal(s) + 1j * rng.standard_normal(s)).astype(dtype)
+        for s in ((3, 17, 40), (40, 9))
+    )
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == "complex64" else {"rtol": 1e-12}
+    for left in (served.asarray(a), served.asarray(a.swapaxes(1, 2).copy()).swapaxes(1, 2)):
+        assert_close(served.asnumpy(blas.matmul(left, served.asarray(b))), a @ b, **tolerance)
 
 
 @pytest.mark.gpu
