@@ -1,17 +1,19 @@
 """Scaled dot-product attention without the table of all scores, and its derivative rule.
 
-Queries are taken a block at a time. The backward pass keeps the output and one number for each
-query, the logarithm of its sum of exponentials, from which it recomputes the probabilities.
+On a GPU cuDNN computes it, in half precision and without dropout. Otherwise queries are taken a
+block at a time. The backward pass keeps the output and one number for each query, the logarithm of
+its sum of exponentials, from which it recomputes the probabilities.
 """
 
 import math
 
 import numpy as np
 
-from rtxarr._device import namespace
+from rtxarr._device import is_device_array, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import accumulator, isdtype, result_type
+from rtxarr.libs.dnn import refuse_dropout, try_attention, try_attention_grad
 from rtxarr.ops._check import (
     check_floating,
     check_number,
@@ -63,7 +65,7 @@ def _cut(x, batch, rows, n_keys):
     ]
 
 
-def _scores(q, k, mask, batch, rows, n_keys, causal, offset, scale):
+def _scores(q, k, mask, lengths, batch, rows, n_keys, causal, offset, window, scale):
     """Give the scores of a block, -inf where a key is hidden."""
     queries = widen(q[batch, :, :, rows, :]) * scale
     scores = matmul(queries, matrix_transpose(widen(k[batch, :, :, :n_keys, :])))
@@ -73,10 +75,20 @@ def _scores(q, k, mask, batch, rows, n_keys, causal, offset, scale):
             scores = where(part, scores, -np.inf)
         else:
             scores = scores + part
-    if causal and n_keys > rows.start + offset + 1:
-        xp = namespace(raw(q))
-        last = xp.arange(rows.start, rows.stop)[:, None] + offset
-        scores = where(xp.arange(n_keys)[None, :] <= last, scores, -np.inf)
+    causal = causal and n_keys > rows.start + offset + 1
+    windowed = window is not None and rows.stop - 1 + offset - window >= 0
+    if not causal and not windowed and lengths is None:
+        return scores
+    xp = namespace(raw(q))
+    keys = xp.arange(n_keys)[None, :]
+    last = xp.arange(rows.start, rows.stop)[:, None] + offset
+    if causal:
+        scores = where(keys <= last, scores, -np.inf)
+    if windowed:
+        scores = where(keys > last - window, scores, -np.inf)
+    if lengths is not None:
+        seen = keys < lengths[batch][:, None, None, None, None]
+        scores = where(seen, scores, -np.inf)
     return scores
 
 
@@ -110,8 +122,16 @@ def _draw_kept(q, shape, rate, generator):
 
 
 @differentiable
-def _attention(q, k, v, mask, kept, /, *, causal, offset, scale, rate):
+def _attention(q, k, v, mask, kept, lengths, /, *, causal, offset, window, scale, rate):
     """Give the attention of the queries, and the logarithms of their sums of exponentials."""
+    if is_device_array(q):
+        if kept is not None:
+            refuse_dropout()
+        else:
+            options = {"causal": causal, "offset": offset, "window": window, "scale": scale}
+            found = try_attention(q, k, v, mask, lengths, **options)
+            if found is not None:
+                return found
     xp = namespace(q, k, v, mask)
     dtype = result_type(q.dtype, k.dtype, v.dtype)
     # Heads lie behind the queries in memory, so that joining them for what follows takes no copy.
@@ -122,7 +142,9 @@ def _attention(q, k, v, mask, kept, /, *, causal, offset, scale, rate):
         for rows, n_keys in blocks:
             if n_keys == 0:
                 continue
-            scores = _scores(q, k, mask, batch, rows, n_keys, causal, offset, scale)
+            scores = _scores(
+                q, k, mask, lengths, batch, rows, n_keys, causal, offset, window, scale
+            )
             chosen = None if kept is None else kept(batch, rows)[..., :n_keys]
             top = xp.max(scores, axis=-1, keepdims=True)
             top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
@@ -169,10 +191,20 @@ def _join(parts, axis):
     return concat(parts, axis=axis) if len(parts) > 1 else parts[0]
 
 
-def _attention_rule(g, out, q, k, v, mask, kept, causal, offset, scale, rate, needs):
+def _attention_rule(
+    g, out, q, k, v, mask, kept, lengths, causal, offset, window, scale, rate, needs
+):
     """Dao et al., "FlashAttention", 2022, arXiv:2205.14135, appendix B.2."""
     of_out, of_lse = g
     out, lse = out
+    # Rules of tensors, for higher derivatives, consist of operations that have rules themselves.
+    if of_lse is None and kept is None and is_device_array(of_out) and is_device_array(q):
+        found = try_attention_grad(
+            of_out, out, lse, q, k, v, mask, lengths,
+            causal=causal, offset=offset, window=window, scale=scale, of_mask=needs[3],
+        )  # fmt: skip
+        if found is not None:
+            return [*found, None, None]
     if of_out is None:
         of_out = out * 0
     delta = sum(widen(of_out) * widen(out), axis=-1, keepdims=True)
@@ -188,7 +220,9 @@ def _attention_rule(g, out, q, k, v, mask, kept, causal, offset, scale, rate, ne
             block = (batch, slice(None), slice(None), rows, ...)
             queries, gradient = widen(q[block]), widen(of_out[block])
             keys, values = widen(k[batch, :, :, :n_keys, :]), widen(v[batch, :, :, :n_keys, :])
-            scores = _scores(q, k, mask, batch, rows, n_keys, causal, offset, scale)
+            scores = _scores(
+                q, k, mask, lengths, batch, rows, n_keys, causal, offset, window, scale
+            )
             chosen = None if kept is None else kept(batch, rows)[..., :n_keys]
             probs = exp(scores - lse[block])
             of_values = matmul(matrix_transpose(_drop(probs, chosen, rate)), gradient)
@@ -211,8 +245,9 @@ def _attention_rule(g, out, q, k, v, mask, kept, causal, offset, scale, rate, ne
                 _collect(batches[i], _join(known, 3), i < 3 or mask.shape[0] > 1)
     if not batches[0]:  # no samples or no queries
         xp = namespace(raw(q))
-        return [xp.zeros_like(raw(x)) if x is not None else None for x in (q, k, v, mask)]
-    return [_join(parts, 0) if parts else None for parts in batches] + [None]
+        zeros = [xp.zeros_like(raw(x)) if x is not None else None for x in (q, k, v, mask)]
+        return [*zeros, None, None]
+    return [_join(parts, 0) if parts else None for parts in batches] + [None, None]
 
 
 _attention.defvjp(_attention_rule)
@@ -226,6 +261,8 @@ def scaled_dot_product_attention(
     *,
     causal: bool = False,
     causal_offset: int = 0,
+    window: int | None = None,
+    key_lengths=None,
     scale: float | None = None,
     dropout_rate: float = 0.0,
     generator=None,
@@ -245,6 +282,11 @@ def scaled_dot_product_attention(
         Let query ``i`` see keys up to ``i + causal_offset`` only.
     causal_offset : int, default 0
         Number of keys before the first query; ``n_keys - n_queries`` when decoding with a cache.
+    window : int >= 1, optional
+        Let query ``i`` see keys after ``i + causal_offset - window`` only: when causal, its own and
+        the ``window - 1`` before.
+    key_lengths : array of an integer dtype, shape (...), optional
+        How many keys each sample has; those behind are padding, which no query sees.
     scale : float, default ``1 / sqrt(head_dim)``
     dropout_rate : float in [0, 1), default 0
         Probability that a weight is dropped. The backward pass draws the same weights again.
@@ -259,7 +301,8 @@ def scaled_dot_product_attention(
     Notes
     -----
     Differentiable in all of ``q``, ``k``, ``v`` and a floating ``attn_mask``. Scores are computed
-    in float32 or wider, for a block of queries at a time, both ways.
+    in float32 or wider, for a block of queries at a time, both ways. On a GPU cuDNN does it in
+    float16 and bfloat16, without dropout; :func:`rtxarr.libs.show` says what it left out.
 
     References
     ----------
@@ -276,6 +319,8 @@ def scaled_dot_product_attention(
     check_number("scale", scale)
     if not isinstance(causal_offset, (int, np.integer)):
         raise TypeError(f"causal_offset must be an int, got {causal_offset!r}")
+    if window is not None and not (isinstance(window, (int, np.integer)) and window >= 1):
+        raise ValueError(f"window must be an int >= 1, got {window!r}")
     n_batch = math.prod(batch_shape)
     heads = (n_batch, n_kv_heads)
     group = n_heads // n_kv_heads
@@ -288,8 +333,10 @@ def scaled_dot_product_attention(
         reshape(v, (*heads, 1, n_keys, v.shape[-1])),
         _mask(attn_mask, (*batch_shape, n_heads, n_queries, n_keys), n_kv_heads),
         kept,
+        _lengths(key_lengths, tuple(batch_shape)),
         causal=causal,
-        offset=causal_offset,
+        offset=int(causal_offset),
+        window=None if window is None else int(window),
         scale=float(scale),
         rate=float(dropout_rate),
     )
@@ -314,6 +361,18 @@ def _check(q, k, v):
             f"the number of heads of q must be a multiple of that of k, got {q.shape[-3]} and "
             f"{k.shape[-3]}"
         )
+
+
+def _lengths(lengths, batch_shape):
+    """Bring the numbers of keys to (batch,)."""
+    if lengths is None:
+        return None
+    if not hasattr(lengths, "dtype") or not isdtype(lengths.dtype, "integral"):
+        kind = getattr(lengths, "dtype", type(lengths).__name__)
+        raise TypeError(f"key_lengths must be an array of an integer dtype, got {kind}")
+    if tuple(lengths.shape) != batch_shape:
+        raise ValueError(f"key_lengths must have shape {batch_shape}, got {lengths.shape}")
+    return reshape(lengths, (math.prod(batch_shape),))
 
 
 def _mask(mask, shape, n_kv_heads):

@@ -2,15 +2,17 @@
 
 Three operations close under differentiation: with ``T(x, weight, g)`` the sum of the products
 that a convolution of ``x`` by ``weight`` forms with ``g``, ``_convolution`` is its derivative by
-``g``, ``_convolution_input`` by ``x`` and ``_convolution_weight`` by ``weight``. All unfold the
-windows, a few samples at a time, and multiply matrices.
+``g``, ``_convolution_input`` by ``x`` and ``_convolution_weight`` by ``weight``. On a GPU cuDNN
+computes them; otherwise all unfold the windows, a few samples at a time, and multiply matrices.
 """
 
 import math
 
-from rtxarr._device import namespace
+from rtxarr._device import is_device_array, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
+from rtxarr.libs._conv_plans import channels_last
+from rtxarr.libs.dnn import try_convolution, try_convolution_input, try_convolution_weight
 from rtxarr.ops._check import check_floating
 from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._manipulate import reshape
@@ -74,9 +76,16 @@ def _add_bias(out, bias):
 
 
 @differentiable
-@rounded_once
 def _convolution(x, weight, bias=None, *, windows, groups):
     """Convolve ``x (batch, in_channels, *spatial)``: ``(batch, out_channels, *counts)``."""
+    out = None
+    if is_device_array(x):
+        out = try_convolution(x, weight, bias, windows=windows, groups=groups)
+    return _unfolded(x, weight, bias, windows=windows, groups=groups) if out is None else out
+
+
+@rounded_once
+def _unfolded(x, weight, bias, *, windows, groups):
     xp = namespace(x, weight, bias)
     n_batch, n_in, *spatial = x.shape
     n_out, counts = weight.shape[0], windows.counts(spatial)
@@ -92,9 +101,17 @@ def _convolution(x, weight, bias=None, *, windows, groups):
 
 
 @differentiable
-@rounded_once
 def _convolution_input(y, weight, bias=None, *, windows, groups, spatial):
     """Spread ``y (batch, out_channels, *counts)`` over what it is made from, of ``spatial``."""
+    if is_device_array(y) and (bias is None or bias.dtype == y.dtype):
+        out = try_convolution_input(y, weight, windows=windows, groups=groups, spatial=spatial)
+        if out is not None:
+            return _add_bias(out, bias)
+    return _unfolded_input(y, weight, bias, windows=windows, groups=groups, spatial=spatial)
+
+
+@rounded_once
+def _unfolded_input(y, weight, bias, *, windows, groups, spatial):
     xp = namespace(y, weight, bias)
     n_batch, n_out, *counts = y.shape
     n_in = weight.shape[1] * groups
@@ -110,9 +127,19 @@ def _convolution_input(y, weight, bias=None, *, windows, groups, spatial):
 
 
 @differentiable
+def _convolution_weight(x, y, *, windows, groups, last=None):
+    """Sum, over samples and places, what each tap read times ``y``: the shape of a weight.
+
+    On a GPU, channels are ``last`` in its memory or not; None leaves it open.
+    """
+    out = None
+    if is_device_array(x):
+        out = try_convolution_weight(x, y, windows=windows, groups=groups, channels_last=last)
+    return _unfolded_weight(x, y, windows=windows, groups=groups) if out is None else out
+
+
 @rounded_once
-def _convolution_weight(x, y, *, windows, groups):
-    """Sum, over samples and places, what each tap read times ``y``: the shape of a weight."""
+def _unfolded_weight(x, y, *, windows, groups):
     xp = namespace(x, y)
     n_batch, n_in = x.shape[:2]
     n_out, counts = y.shape[1], y.shape[2:]
@@ -125,6 +152,13 @@ def _convolution_weight(x, y, *, windows, groups):
     return xp.reshape(total, (n_out, n_in // groups, *windows.kernel))
 
 
+def _weight_like(g, x, weight, windows, groups):
+    """Give the gradient by a weight, in the memory order of the weight."""
+    weight = raw(weight)
+    last = channels_last(weight) if is_device_array(weight) else None
+    return _convolution_weight(x, g, windows=windows, groups=groups, last=last)
+
+
 def _sum_over_places(g):
     return sum(widen(g), axis=(0, *range(2, g.ndim)))
 
@@ -133,12 +167,12 @@ _convolution.defvjps(
     x=lambda g, x_shape, weight, windows, groups: _convolution_input(
         g, weight, windows=windows, groups=groups, spatial=tuple(x_shape[2:])
     ),
-    weight=lambda g, x, windows, groups: _convolution_weight(x, g, windows=windows, groups=groups),
+    weight=_weight_like,
     bias=_sum_over_places,
 )
 _convolution_input.defvjps(
     y=lambda g, weight, windows, groups: _convolution(g, weight, windows=windows, groups=groups),
-    weight=lambda g, y, windows, groups: _convolution_weight(g, y, windows=windows, groups=groups),
+    weight=lambda g, y, weight, windows, groups: _weight_like(y, g, weight, windows, groups),
     bias=_sum_over_places,
 )
 _convolution_weight.defvjps(
@@ -295,8 +329,10 @@ _DOC = """Slide a bank of filters over {axes} (correlation: the filters are not 
     Notes
     -----
     Differentiable in ``x``, ``weight`` and ``bias`` to any order. Half precision accumulates in
-    float32. Unfolded windows take a buffer of up to 2**19 elements on the CPU and 2**26 on a GPU,
-    or of one sample's where that is more.
+    float32. On a GPU cuDNN does the work where it can (see :func:`rtxarr.libs.show`), with channels
+    last in the memory of the result if they are in that of ``x``. Elsewhere unfolded windows take a
+    buffer of up to 2**19 elements on the CPU and 2**26 on a GPU, or of one sample's where that is
+    more.
     """
 
 _DOC_TRANSPOSE = """Spread each element over the window that :func:`conv{n_axes}d` makes it from.

@@ -158,6 +158,12 @@ CASES = {
             ),
             (QUERIES, KEYS, VALUES),
         ),
+        (
+            lambda q, k, v: rx.scaled_dot_product_attention(
+                q, k, v, causal=True, causal_offset=1, window=2, key_lengths=np.array([4, 3])
+            ),
+            (QUERIES, KEYS, VALUES),
+        ),
     ],
     # resizing
     "_resample": [

@@ -1,8 +1,9 @@
-"""A cuBLASLt that computes on the host what the descriptors say, and the CuPy around it."""
+"""A cuBLASLt and a cuDNN that compute on the host what they are told, and the CuPy around them."""
 
 import ctypes
 import itertools
 import sys
+import threading
 import types
 
 import ml_dtypes
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 
 from rtxarr import _device
-from rtxarr.libs import _cublaslt, blas
+from rtxarr.libs import _cublaslt, blas, dnn
+from rtxarr.ops import _attention, _conv
+from rtxarr.ops._conv import _unfolded, _unfolded_input, _unfolded_weight
+from rtxarr.ops._windows import Windows
 
 DTYPES = {0: np.float32, 1: np.float64, 2: np.float16, 14: ml_dtypes.bfloat16,
           28: ml_dtypes.float8_e4m3fn, 29: ml_dtypes.float8_e5m2}  # fmt: skip
@@ -268,3 +272,355 @@ def settings():
     yield
     blas.allow_tf32(False)
     blas.autotune(False)
+
+
+# ------------------------------------------------------------------------------------- cuDNN
+
+
+class NotSupported(Exception):
+    pass
+
+
+class FakeTensor:
+    """A tensor of a graph: given if it has a number and no ``made``, else the result of that."""
+
+    def __init__(self, made=None, dim=None, stride=None, data_type=None, uid=None):
+        self.made, self.dim, self.stride, self.data_type = made, dim, stride, data_type
+        self.uid, self.is_output = uid, False
+
+    def _set(self, name, value):
+        setattr(self, name, value)
+        return self
+
+    def set_uid(self, value):
+        return self._set("uid", value)
+
+    def set_output(self, value):
+        return self._set("is_output", value)
+
+    def set_dim(self, value):
+        return self._set("dim", value)
+
+    def set_stride(self, value):
+        return self._set("stride", value)
+
+    def set_data_type(self, value):
+        return self._set("data_type", value)
+
+
+class FakeGraph:
+    """What rtxarr asks of ``cudnn.pygraph``, computing on the host in float64."""
+
+    def __init__(self, library, **options):
+        self.library, self.options = library, options
+        self.tensors, self.chosen, self.barred = [], None, set()
+
+    def _new(self, *args, **options):
+        self.tensors.append(FakeTensor(*args, **options))
+        return self.tensors[-1]
+
+    def tensor(self, *, dim, stride, data_type, name, uid):
+        assert len(dim) == len(stride) and min(dim) > 0
+        return self._new(None, dim, stride, data_type, uid)
+
+    def _op(self, name, n_results=1, **options):
+        found = [self._new((name, i, options)) for i in range(n_results)]
+        return found if n_results > 1 else found[0]
+
+    def sdpa(self, **options):
+        assert options.pop("generate_stats") is True
+        return self._op("sdpa", 2, **options)
+
+    def sdpa_backward(self, **options):
+        self.library.deterministic.append(options["use_deterministic_algorithm"])
+        if options.get("dBias") is not None:
+            options["dBias"].made = ("sdpa_backward", 3, options)
+        return self._op("sdpa_backward", 3, **options)
+
+    def conv_fprop(self, **options):
+        return self._op("conv_fprop", **options)
+
+    def conv_dgrad(self, **options):
+        return self._op("conv_dgrad", **options)
+
+    def conv_wgrad(self, **options):
+        return self._op("conv_wgrad", **options)
+
+    def bias(self, *, input, bias):
+        return self._op("add", a=input, b=bias)
+
+    def add(self, *, a, b):
+        return self._op("add", a=a, b=b)
+
+    def relu(self, *, input):
+        return self._op("relu", input=input)
+
+    def swish(self, *, input):
+        return self._op("swish", input=input)
+
+    # ------------------------------------------------------------------------- planning
+
+    def validate(self):
+        self.library.planned += 1
+        numbered = sorted(t.uid for t in self.tensors if t.uid is not None)
+        assert numbered == list(range(1, len(numbered) + 1))
+
+    def build_operation_graph(self):
+        pass
+
+    def create_execution_plans(self, modes):
+        assert modes == ["A", "FALLBACK"]
+        if not self.library.engines:
+            raise NotSupported("no engine proposed a plan")
+
+    def deselect_numeric_notes(self, notes):
+        self.library.unwanted = set(notes)
+        for i, (_, has) in enumerate(self.library.engines):
+            if has & set(notes):
+                self.barred.add(i)
+
+    def get_execution_plan_count(self):
+        return len(self.library.engines)
+
+    def get_engine_and_knobs_at_index(self, i):
+        return self.library.engines[i][0], {}
+
+    def build_plan_at_index(self, i):
+        if i in self.barred:
+            raise ValueError("excluded")
+        self.chosen = self.library.engines[i][0]
+
+    def get_workspace_size(self):
+        return 1000
+
+    def serialize(self, *, as_bytes):
+        assert as_bytes
+        name = f"plan {len(self.library.kept)} of engine {self.chosen}".encode()
+        self.library.kept[name] = self.tensors, self.chosen
+        return name
+
+    def deserialize(self, handle, content):
+        if content not in self.library.kept:
+            raise RuntimeError("of another build")
+        self.tensors, self.chosen = self.library.kept[content]
+
+    # ------------------------------------------------------------------------ executing
+
+    def execute(self, pack, workspace, handle):
+        assert workspace and handle.owner == threading.get_ident()
+        assert all(pointer % 16 == 0 for pointer in pack.values())
+        self.library.started.append((self.chosen, self))
+        given = {}
+        for t in self.tensors:
+            if t.uid is not None:
+                given[t.uid] = at(pack[t.uid], KINDS[t.data_type], t.dim, t.stride)
+        values = {}
+        for t in self.tensors:
+            if t.is_output:
+                given[t.uid][...] = self._value(t, given, values)
+
+    def _value(self, t, given, values):
+        if t is None or not isinstance(t, FakeTensor):
+            return t
+        if t.made is None:
+            return given[t.uid].astype(np.float64)
+        name, i, options = t.made
+        key = id(options)
+        if key not in values:
+            options = {
+                k: v if k == "dBias" else self._value(v, given, values) for k, v in options.items()
+            }
+            if name in ("conv_dgrad", "conv_wgrad"):
+                options["shape"] = tuple(t.dim)
+            elif name == "sdpa_backward" and options.get("dBias") is not None:
+                options["mask_shape"] = options["dBias"].dim
+            values[key] = globals()["compute_" + name](**options)
+        return values[key][i] if isinstance(values[key], tuple) else values[key]
+
+
+def compute_add(a, b):
+    return a + b
+
+
+def compute_relu(input):
+    return np.maximum(input, 0)
+
+
+def compute_swish(input):
+    return input / (1 + np.exp(-input))
+
+
+def compute_conv_fprop(image, weight, padding, stride, dilation):
+    windows = Windows(
+        weight.shape[2:], tuple(stride), tuple((p, p) for p in padding), tuple(dilation)
+    )
+    return _unfolded(image, weight, None, windows=windows, groups=image.shape[1] // weight.shape[1])
+
+
+def compute_conv_dgrad(loss, filter, padding, stride, dilation, shape):
+    windows = Windows(
+        filter.shape[2:], tuple(stride), tuple((p, p) for p in padding), tuple(dilation)
+    )
+    groups = shape[1] // filter.shape[1]
+    return _unfolded_input(loss, filter, None, windows=windows, groups=groups, spatial=shape[2:])
+
+
+def compute_conv_wgrad(image, loss, padding, stride, dilation, shape):
+    windows = Windows(shape[2:], tuple(stride), tuple((p, p) for p in padding), tuple(dilation))
+    return _unfolded_weight(image, loss, windows=windows, groups=image.shape[1] // shape[1])
+
+
+def scores_of(q, k, attn_scale, bias, seq_len_kv, left, right, alignment):
+    group = q.shape[1] // k.shape[1]
+    k = np.repeat(k, group, axis=1)
+    scores = q @ k.swapaxes(-1, -2) * attn_scale
+    if bias is not None:
+        assert bias.shape[2:] == scores.shape[2:]  # cuDNN's gradients are wrong otherwise
+        scores = scores + bias
+    i, j = np.arange(q.shape[2])[:, None], np.arange(k.shape[2])[None, :]
+    if alignment == "BOTTOM_RIGHT":
+        assert bias is None and q.shape[2] <= k.shape[2]
+        i = i + k.shape[2] - q.shape[2]
+    if right is not None:
+        scores = np.where(j <= i + right, scores, -np.inf)
+    if left is not None:
+        assert left > 0 and q.shape[2] <= k.shape[2]
+        scores = np.where(j > i - left, scores, -np.inf)
+    if seq_len_kv is not None:
+        scores = np.where(j < seq_len_kv, scores, -np.inf)
+    return scores, group
+
+
+def compute_sdpa(
+    q, k, v, attn_scale, bias=None, use_padding_mask=False, seq_len_q=None, seq_len_kv=None,
+    diagonal_band_left_bound=None, diagonal_band_right_bound=None, diagonal_alignment=None,
+):  # fmt: skip
+    assert seq_len_q is None or np.all(seq_len_q == q.shape[2])
+    assert seq_len_kv is None or np.all((seq_len_kv > 0) & (seq_len_kv <= k.shape[2]))
+    scores, group = scores_of(
+        q, k, attn_scale, bias, seq_len_kv, diagonal_band_left_bound, diagonal_band_right_bound,
+        diagonal_alignment,
+    )  # fmt: skip
+    with np.errstate(invalid="ignore"):  # NaN where nothing is seen, as cuDNN gives
+        probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total = probs.sum(axis=-1, keepdims=True)
+    logs = np.log(total) + scores.max(axis=-1, keepdims=True)
+    return probs / total @ np.repeat(v, group, axis=1), logs
+
+
+def compute_sdpa_backward(
+    q, k, v, o, dO, stats, attn_scale, use_deterministic_algorithm, bias=None, dBias=None,
+    mask_shape=None, use_padding_mask=False, seq_len_q=None, seq_len_kv=None,
+    diagonal_band_left_bound=None, diagonal_band_right_bound=None, diagonal_alignment=None,
+):  # fmt: skip
+    assert stats.shape[2:] == (q.shape[2], 1)
+    scores, group = scores_of(
+        q, k, attn_scale, bias, seq_len_kv, diagonal_band_left_bound, diagonal_band_right_bound,
+        diagonal_alignment,
+    )  # fmt: skip
+    keys, values = (np.repeat(x, group, axis=1) for x in (k, v))
+    probs = np.exp(scores - stats)
+    of_scores = probs * (dO @ values.swapaxes(-1, -2) - (dO * o).sum(axis=-1, keepdims=True))
+
+    def shared(x):
+        b, h, n, d = x.shape
+        return x.reshape(b, h // group, group, n, d).sum(axis=2)
+
+    of_k = shared(of_scores.swapaxes(-1, -2) @ q) * attn_scale
+    of_v = shared(probs.swapaxes(-1, -2) @ dO)
+    of_mask = of_scores
+    if mask_shape is not None:
+        axes = tuple(i for i, n in enumerate(mask_shape) if n != of_scores.shape[i])
+        of_mask = of_scores.sum(axis=axes, keepdims=True)
+    return of_scores @ keys * attn_scale, of_k, of_v, of_mask
+
+
+KINDS = {"HALF": np.float16, "BFLOAT16": ml_dtypes.bfloat16, "FLOAT": np.float32,
+         "INT32": np.int32}  # fmt: skip
+
+
+class FakeDnn(types.ModuleType):
+    """What rtxarr asks of the ``cudnn`` package."""
+
+    cudnnGraphNotSupportedError = NotSupported
+
+    def __init__(self):
+        super().__init__("cudnn")
+        self.__version__ = "1.32.0"
+        self.version = 91900
+        self.engines = [(9, set())]  # with the notes of their plans
+        self.planned, self.started, self.kept, self.deterministic = 0, [], {}, []
+
+        def names(*words):
+            return types.SimpleNamespace(**{word: word for word in words})
+
+        self.data_type = names(*KINDS)
+        self.heur_mode = names("A", "B", "FALLBACK")
+        self.diagonal_alignment = names("TOP_LEFT", "BOTTOM_RIGHT")
+        self.numerical_note = names(
+            "TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "FFT",
+            "NONDETERMINISTIC", "WINOGRAD", "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6",
+            "WINOGRAD_TILE_13x13",
+        )  # fmt: skip
+
+    def backend_version(self):
+        return self.version
+
+    def create_handle(self):
+        return types.SimpleNamespace(owner=threading.get_ident(), stream=0)
+
+    def set_stream(self, handle, stream):
+        handle.stream = stream
+
+    def pygraph(self, **options):
+        return FakeGraph(self, **options)
+
+
+class FakeDnnCuPy(FakeCuPy):
+    """CuPy's functions as NumPy's, with new memory full of NaN."""
+
+    def __init__(self):
+        super().__init__()
+        properties = {"name": b"a GPU", "major": 9, "minor": 0, "multiProcessorCount": 132,
+                      "totalGlobalMem": 1 << 37}  # fmt: skip
+        self.cuda.runtime.getDeviceProperties = lambda i: properties
+        self.times = itertools.repeat(1.0)
+
+    def __getattr__(self, name):
+        function = getattr(np, name)
+        if not callable(function) or isinstance(function, type):
+            return function
+
+        def on_device(*args, **options):
+            found = function(*args, **options)
+            return found.view(FakeArray) if isinstance(found, np.ndarray) else found
+
+        return on_device
+
+    def empty(self, shape, dtype=float):
+        found = np.empty(shape, dtype)
+        found.reshape(-1).view(np.uint8)[...] = 255
+        return found.view(FakeArray)
+
+
+@pytest.fixture
+def bare_dnn(monkeypatch):
+    """A cuDNN provider that has not looked for its library, with no library to find."""
+    cupy = FakeDnnCuPy()
+    monkeypatch.setitem(vars(_device), "cupy", cupy)
+    for module in (_attention, _conv):
+        monkeypatch.setattr(module, "is_device_array", lambda x: isinstance(x, FakeArray))
+    monkeypatch.setattr(dnn, "_loaded", [])
+    monkeypatch.setattr(dnn, "_provider", dnn.Provider("attention and convolutions", "CuPy"))
+    monkeypatch.setenv("RTXARR_CACHE_DIR", "")
+    monkeypatch.setitem(sys.modules, "cudnn", None)
+    return cupy
+
+
+@pytest.fixture
+def fake_dnn(bare_dnn, monkeypatch):
+    """The library's stand-in, with ``fake_dnn.cupy`` around it."""
+    library = FakeDnn()
+    library.cupy = bare_dnn
+    monkeypatch.setitem(sys.modules, "cudnn", library)
+    return library

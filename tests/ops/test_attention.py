@@ -77,6 +77,42 @@ def test_causal(xp, offset, n_keys):
     assert_close(got, plain(q, k, v, causal=True, offset=offset))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("offset", [0, 2, -1])
+@pytest.mark.parametrize("window", [1, 3, 20])
+def test_window(xp, window, offset, causal):
+    q, k, v = make(2)
+    i, j = np.arange(5)[:, None], np.arange(7)[None, :]
+    seen = np.broadcast_to(j > i + offset - window, (5, 7))
+    options = {"causal": causal, "causal_offset": offset, "window": window}
+    got = attention(*map(xp.asarray, (q, k, v)), **options)
+    assert_close(got, plain(q, k, v, seen, causal=causal, offset=offset))
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)], ids=str)
+def test_key_lengths(xp, lead):
+    q, k, v = make(*lead)
+    lengths = rng.integers(0, 8, lead)
+    seen = np.arange(7) < np.asarray(lengths)[..., None, None, None]
+    got = attention(*map(xp.asarray, (q, k, v)), key_lengths=xp.asarray(lengths))
+    assert_close(got, plain(q, k, v, np.broadcast_to(seen, (*lead, 1, 5, 7))))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"window": 0}, ValueError, "window must be an int >= 1, got 0"),
+        ({"window": 2.5}, ValueError, "window must be an int >= 1, got 2.5"),
+        ({"key_lengths": [3, 4]}, TypeError, "key_lengths must be an array of an integer dtype"),
+        ({"key_lengths": np.ones(2)}, TypeError, "got float64"),
+        ({"key_lengths": np.ones(3, int)}, ValueError, r"shape \(2,\), got \(3,\)"),
+    ],
+)
+def test_what_limits_keys_is_checked(options, error, message):
+    with pytest.raises(error, match=message):
+        attention(*make(2), **options)
+
+
 def test_decoding_with_a_cache_gives_the_same_rows():
     q, k, v = make(2, n_queries=6, n_keys=6)
     whole = attention(q, k, v, causal=True)

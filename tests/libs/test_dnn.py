@@ -1,0 +1,812 @@
+"""Attention and convolutions through cuDNN: first with a stand-in on the host, then on a GPU.
+
+Against float64, with poisoned memory.
+"""
+
+import concurrent.futures
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+import rtxarr as rx
+from rtxarr import _device, libs
+from rtxarr.libs import _cudnn, blas, dnn
+from rtxarr.ops._conv import _unfolded, _unfolded_input, _unfolded_weight
+from rtxarr.ops._windows import make_windows
+
+# Relative to the largest element of a result.
+TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+
+
+class Poisoned:
+    """CuPy whose new arrays are full of NaN."""
+
+    def __init__(self, cupy):
+        self._cupy = cupy
+
+    def __getattr__(self, name):
+        return getattr(self._cupy, name)
+
+    def empty(self, shape, dtype=float):
+        found = self._cupy.empty(shape, dtype)
+        self._cupy.cuda.runtime.memset(found.data.ptr, 255, found.nbytes)
+        return found
+
+
+@pytest.fixture(params=["stand-in", pytest.param("cupy", marks=pytest.mark.gpu)])
+def cupy(request, monkeypatch):
+    """CuPy, with poisoned memory for whatever the library returns or works in."""
+    if request.param == "stand-in":
+        return request.getfixturevalue("fake_dnn").cupy
+    return request.getfixturevalue("gpu")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    found = pytest.importorskip("cupy")
+    pytest.importorskip("cudnn")
+    library = dnn._library()
+    assert library is not None, dnn.status().lines()
+    monkeypatch.setattr(library, "cupy", Poisoned(found))
+    return found
+
+
+@pytest.fixture
+def served(cupy):
+    """Fail when anything went to CuPy."""
+    before = dnn.status().refused.copy()
+    yield cupy
+    assert dnn.status().refused - before == {}
+
+
+def close(got, want, dtype, allowed=1.0):
+    xp = _device.namespace(want)
+    got = got.astype("float64")
+    assert got.shape == want.shape
+    assert bool(xp.all(xp.isfinite(got) == xp.isfinite(want)))
+    got, want = (xp.where(xp.isfinite(x), x, 0) for x in (got, want))
+    error, scale = (float(xp.max(xp.abs(x))) for x in (got - want, want))
+    assert error <= allowed * TOLERANCE[dtype] * scale + 1e-5
+
+
+def n_cases(cupy, n):
+    """Fewer with the stand-in, which is slow."""
+    return n if hasattr(cupy, "RawKernel") else n // 3
+
+
+def host(a):
+    return a.get() if hasattr(a, "get") else np.asarray(a)
+
+
+def bits(arrays):
+    return [host(a).tobytes() for a in arrays]
+
+
+# ---------------------------------------------------------------------------------- attention
+
+
+def random_heads(cupy, rng, shape, dtype):
+    """Store (batch, kv_heads, group, seq_len, dim) in one of several ways."""
+    b, kv, g, s, d = shape
+    values = cupy.asarray(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
+    way = rng.choice(["queries first", "heads first", "packed", "gaps", "one element off"])
+    if way == "heads first":
+        return values
+    if way == "packed":  # as a third of one projection
+        room = cupy.full((b, s, 3, kv, g, d), np.nan, dtype)
+        room[:, :, 1] = values.transpose(0, 3, 1, 2, 4)
+        return room[:, :, 1].transpose(0, 2, 3, 1, 4)
+    if way == "gaps":
+        room = cupy.full((b, kv, g, s, d + 3), np.nan, dtype)
+        room[..., :d] = values
+        return room[..., :d]
+    if way == "one element off":
+        room = cupy.empty(values.size + 1, dtype)[1:].reshape(shape)
+        room[...] = values
+        return room
+    return values.transpose(0, 3, 1, 2, 4).copy().transpose(0, 2, 3, 1, 4)
+
+
+@np.errstate(divide="ignore")
+def reference(cupy, q, k, v, grad, hidden, added, scale):
+    """Give attention, the logarithms of its sums, and the gradients of q, k, v and scores."""
+    q, k, v, grad = (x.astype("float64") for x in (q, k, v, grad))
+    scores = q @ k.swapaxes(-1, -2) * scale
+    if added is not None:
+        scores = scores + added.astype("float64")
+    scores = cupy.where(hidden, -np.inf, scores)
+    top = scores.max(axis=-1, keepdims=True)
+    top = cupy.where(cupy.isfinite(top), top, 0)
+    probs = cupy.exp(scores - top)
+    total = probs.sum(axis=-1, keepdims=True)
+    logs = cupy.where(total > 0, cupy.log(total) + top, -np.inf)[..., 0]
+    probs = probs / cupy.where(total > 0, total, 1)
+    out = probs @ v
+    of_scores = probs * (grad @ v.swapaxes(-1, -2) - (grad * out).sum(axis=-1, keepdims=True))
+    of_k = (of_scores.swapaxes(-1, -2) @ q).sum(axis=2, keepdims=True) * scale
+    of_v = (probs.swapaxes(-1, -2) @ grad).sum(axis=2, keepdims=True)
+    return out, logs, of_scores @ k * scale, of_k, of_v, of_scores
+
+
+def attention_case(cupy, rng, dtype, option):
+    b, kv, g = (int(rng.choice(n)) for n in ([1, 2, 3], [1, 2, 4], [1, 1, 2, 3]))
+    n, m = (int(rng.choice([2, 7, 64, 100, 128, 200, 257])) for _ in range(2))
+    d, e = (int(x) for x in rng.choice([8, 40, 64, 72, 128, 256], 2))
+    if rng.random() < 0.6:
+        m, e = n, d
+    causal, offset, window, mask, lengths = False, 0, None, None, None
+    if "causal" in option:
+        causal, offset = True, int(rng.choice([0, 0, 3, max(0, m - n), m]))
+    if "window" in option:
+        n, m = min(n, m), max(n, m)
+        offset = m - n if causal else 0
+        window = int(rng.integers(1, n + 1))
+    if "lengths" in option:
+        lengths = rng.integers(1, m + 1, b)
+        lengths[rng.random(b) < 0.2] = 0
+    i, j = np.arange(n)[:, None], np.arange(m)[None, :]
+    hidden = np.zeros((b, 1, 1, n, m), bool)
+    if causal:
+        hidden |= j > i + offset
+    if window is not None:
+        hidden |= j <= i + offset - window
+    if lengths is not None:
+        hidden |= j >= lengths[:, None, None, None, None]
+        lengths = cupy.asarray(lengths)
+    hidden = cupy.asarray(hidden)
+    added = None
+    lead = [(b, kv, g), (1, kv, g), (b, 1, 1), (1, 1, 1)][rng.integers(4)]
+    if "bool" in option:
+        shape = (*lead, *((n, m), (1, m), (n, 1))[rng.integers(3)])
+        mask = cupy.asarray(rng.random(shape) < 0.7)
+        if shape[3] > 1:
+            mask[:, :, :, int(rng.integers(n))] = False
+        hidden = hidden | ~mask
+    elif "added" in option:
+        values = rng.standard_normal((*lead, n, m)).astype(np.float32)
+        values[rng.random(values.shape) < 0.2] = -np.inf
+        mask = added = cupy.asarray(values).astype("float32" if "wide" in option else dtype)
+        hidden = hidden | (added == -np.inf)
+    q, k, v, grad = (
+        random_heads(cupy, rng, shape, dtype)
+        for shape in ((b, kv, g, n, d), (b, kv, 1, m, d), (b, kv, 1, m, e), (b, kv, g, n, e))
+    )
+    options = {"causal": causal, "offset": offset, "window": window}
+    options["scale"] = float(rng.choice([d**-0.5, 0.3]))
+    return (q, k, v, mask, lengths), grad, options, hidden, added
+
+
+OPTIONS = ["plain", "causal", "window", "causal window", "lengths", "causal lengths", "bool",
+           "causal bool", "added", "causal added", "added wide"]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_attention(served, dtype, option, seed):
+    cupy = served
+    rng = np.random.default_rng(seed + 100 * OPTIONS.index(option))
+    name, dtype = dtype, np.dtype(getattr(rx, dtype))
+    for _ in range(n_cases(cupy, 3)):
+        arrays, grad, options, hidden, added = attention_case(cupy, rng, dtype, option)
+        q, k, v, mask, _ = arrays
+        want = reference(cupy, q, k, v, grad, hidden, added, options["scale"])
+        found = dnn.try_attention(*arrays, **options)
+        assert found is not None, dnn.status().refused
+        out, sums = found
+        close(out, want[0], name)
+        close(sums, want[1], "float16")
+        of_mask = added is not None and added.dtype == dtype
+        grads = dnn.try_attention_grad(grad, out, sums, *arrays, **options, of_mask=of_mask)
+        assert grads is not None, dnn.status().refused
+        for got, x, expected in zip(grads, (q, k, v), want[2:], strict=False):
+            assert got.shape == x.shape and got.dtype == dtype
+            close(got, expected, name, 2.5)  # the output is rounded before
+        if of_mask:
+            axes = tuple(i for i, n in enumerate(mask.shape) if n == 1)
+            expected = want[5].sum(axis=axes, keepdims=True)
+            close(grads[3], cupy.where(mask == -np.inf, 0, expected), name, 4)
+        again = dnn.try_attention_grad(grad, out, sums, *arrays, **options, of_mask=of_mask)
+        parts = [x for x in grads if x is not None]
+        assert bits(parts) == bits(x for x in again if x is not None)
+
+
+@pytest.mark.parametrize("share", [300_000, 70_000])
+def test_attention_gradients_in_parts(served, monkeypatch, share):
+    """Samples, then heads, whose scores do not fit into memory together."""
+    cupy = served
+    rng = np.random.default_rng(1)
+    shapes = [(3, 4, 2, 100, 64), (3, 4, 1, 130, 64), (3, 4, 1, 130, 64), (3, 4, 2, 100, 64)]
+    q, k, v, grad = (random_heads(cupy, rng, s, rx.bfloat16) for s in shapes)
+    mask = cupy.asarray(rng.random((3, 4, 2, 1, 130)) < 0.7)
+    arrays = (q, k, v, mask, None)
+    options = {"causal": True, "offset": 30, "window": None, "scale": 0.125}
+    out, sums = dnn.try_attention(*arrays, **options)
+    want = dnn.try_attention_grad(grad, out, sums, *arrays, **options, of_mask=False)
+    library = dnn._library()
+    monkeypatch.setattr(library, "memory", lambda i: 16 * 2 * share)
+    runs = []
+    run = library.run
+    monkeypatch.setattr(library, "run", lambda *args: runs.append(args) or run(*args))
+    got = dnn.try_attention_grad(grad, out, sums, *arrays, **options, of_mask=False)
+    assert len(runs) == {300_000: 3, 70_000: 12}[share]
+    assert bits(got[:3]) == bits(want[:3])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_attention_of_tensors(served, dtype):
+    """Values, gradients and their gradients through the namespace, against float64 on the CPU."""
+    cupy = served
+    rng = np.random.default_rng(2)
+    shapes = [(2, 50, 4, 32), (2, 60, 2, 32), (2, 60, 2, 32), (2, 4, 50, 32)]
+    arrays = [rng.standard_normal(s).astype(getattr(rx, dtype)) for s in shapes]
+    lengths = np.array([60, 41])
+
+    def loss(q, k, v, g, n):
+        heads = (rx.moveaxis(x, 1, 2) for x in (q, k, v))
+        options = {"causal": True, "causal_offset": 10, "key_lengths": n}
+        return rx.sum(rx.scaled_dot_product_attention(*heads, **options) * g)
+
+    def curved(*args):
+        grads = rx.grad(loss, argnums=(0, 1, 2))(*args)
+        return sum(rx.sum(rx.astype(x, rx.float32) ** 2) for x in grads)
+
+    on_host = [a.astype(np.float64) for a in arrays]
+    on_device = [cupy.asarray(a) for a in arrays]
+    for function in (loss, curved):
+        want = rx.grad(function, argnums=(0, 1, 2))(*on_host, lengths)
+        got = rx.grad(function, argnums=(0, 1, 2))(*on_device, cupy.asarray(lengths))
+        for a, b in zip(got, want, strict=True):
+            allowed = 1 if function is loss else 3
+            close(host(a.data if hasattr(a, "grad") else a), b, dtype, allowed)
+
+
+def test_attention_left_to_the_namespace(cupy):
+    """What cuDNN does not take gives the same through CuPy, and is counted."""
+    rng = np.random.default_rng(3)
+    q, k, v = (cupy.asarray(rng.standard_normal((2, 4, 9, 8)).astype(np.float32)) for _ in "qkv")
+    half = [x.astype(rx.float16) for x in (q, k, v)]
+    cases = {
+        "attention in float32": ((q, k, v), {}),
+        "attention with dropout": (half, {"dropout_rate": 0.5}),
+        "a causal offset below zero": (half, {"causal": True, "causal_offset": -2}),
+        "heads whose dimension is not a multiple of 8, at most 256": (
+            [x[..., :5] for x in half],
+            {},
+        ),
+    }
+    for reason, (arrays, options) in cases.items():
+        before = dnn.status().refused[reason]
+        out = rx.scaled_dot_product_attention(*arrays, **options)
+        assert dnn.status().refused[reason] == before + 1
+        if "dropout_rate" not in options:
+            wide = [host(x).astype(np.float64) for x in arrays]
+            close(host(out), rx.scaled_dot_product_attention(*wide, **options), "float16")
+
+
+# ------------------------------------------------------------------------------- convolutions
+
+
+def random_image(cupy, rng, shape, dtype, last):
+    values = cupy.asarray(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
+    axes = (0, *range(2, len(shape)), 1)
+    if last == "gaps":
+        room = cupy.full((*shape[:-1], shape[-1] + 1), np.nan, dtype)
+        room[..., :-1] = values
+        return room[..., :-1]
+    return values.transpose(axes).copy().transpose(np.argsort(axes).tolist()) if last else values
+
+
+def convolution_case(rng, n_axes):
+    groups = int(rng.choice([1, 1, 1, 2, 8]))
+    n = int(rng.choice([2, 3]))
+    c, k = (groups * int(x) for x in rng.choice([1, 3, 8, 16], 2))
+    if groups == 1 and rng.random() < 0.3:
+        c, k = (int(x) for x in rng.choice([5, 32, 64], 2))
+    spatial = tuple(int(x) for x in rng.integers(5, 14, n_axes))
+    kernel = tuple(int(x) for x in rng.integers(1, 5, n_axes))
+    stride, dilation = (tuple(int(x) for x in rng.choice([1, 1, 2, 3], n_axes)) for _ in "ab")
+    padding = [int(x) for x in rng.integers(0, 4, n_axes)] if rng.random() < 0.7 else "same"
+    windows = make_windows(kernel, spatial, stride, padding, dilation)
+    return n, c, k, groups, spatial, kernel, windows
+
+
+@pytest.mark.parametrize("last", [False, True, "gaps"])
+@pytest.mark.parametrize("n_axes", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_convolutions(served, dtype, n_axes, last):
+    cupy = served
+    rng = np.random.default_rng(n_axes + 10 * (last is True))
+    name, dtype = dtype, np.dtype(getattr(rx, dtype))
+    left = n_cases(cupy, 6)
+    while left:
+        n, c, k, groups, spatial, kernel, windows = convolution_case(rng, n_axes)
+        if min(windows.counts(spatial)) < 1:
+            continue
+        left -= 1
+        shapes = ((n, c, *spatial), (k, c // groups, *kernel), (n, k, *windows.counts(spatial)))
+        x, weight, y = (random_image(cupy, rng, s, dtype, last) for s in shapes)
+        if rng.random() < 0.3:
+            weight = cupy.ascontiguousarray(weight)
+        bias = cupy.asarray(rng.standard_normal(k).astype(np.float32)).astype(dtype)
+        bias = bias if rng.random() < 0.7 else None
+        options = {"windows": windows, "groups": groups}
+        wide = [a if a is None else a.astype("float64") for a in (x, weight, y, bias)]
+        allowed = 1 if name != "float32" else math.sqrt(c // groups * math.prod(kernel)) / 4 + 1
+
+        def check(got, want, allowed=allowed):
+            assert got is not None, dnn.status().refused
+            assert got.dtype == dtype
+            close(got, want, name, allowed)
+
+        out = dnn.try_convolution(x, weight, bias, **options)
+        check(out, _unfolded(*wide[:2], wide[3], **options))
+        if last is True and 1 not in out.shape:
+            assert out.transpose(0, *range(2, out.ndim), 1).flags.c_contiguous
+        out = dnn.try_convolution_input(y, weight, spatial=spatial, **options)
+        check(out, _unfolded_input(wide[2], wide[1], None, spatial=spatial, **options))
+        out = dnn.try_convolution_weight(x, y, **options, channels_last=False)
+        assert out.flags.c_contiguous
+        check(out, _unfolded_weight(wide[0], wide[2], **options), 2 * allowed)
+        again = dnn.try_convolution_weight(x, y, **options, channels_last=False)
+        assert bits([out]) == bits([again])
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_fused_convolutions(served, dtype, activation):
+    cupy = served
+    rng = np.random.default_rng(0)
+    name, dtype = dtype, np.dtype(getattr(rx, dtype))
+    windows = make_windows((3, 3), (9, 11), 1, 1, 1)
+    x, weight, residual = (
+        random_image(cupy, rng, s, dtype, True)
+        for s in ((2, 16, 9, 11), (24, 16, 3, 3), (2, 24, 9, 11))
+    )
+    bias = cupy.asarray(rng.standard_normal(24).astype(np.float32)).astype(dtype)
+    for b, r in itertools.product((None, bias), (None, residual)):
+        out = dnn.try_convolution(
+            x, weight, b, windows=windows, groups=1, residual=r, activation=activation
+        )
+        wide = [a if a is None else a.astype("float64") for a in (x, weight, b)]
+        want = _unfolded(*wide, windows=windows, groups=1)
+        want = want if r is None else want + r.astype("float64")
+        if activation == "relu":
+            want = cupy.maximum(want, 0)
+        elif activation == "silu":
+            want = want / (1 + cupy.exp(-want))
+        close(out, want, name, 5 if name == "float32" else 1)
+
+
+@pytest.mark.gpu
+def test_float32_is_strict_unless_tf32_is_allowed(gpu):
+    cupy = gpu
+    rng = np.random.default_rng(0)
+    x, weight = (
+        random_image(cupy, rng, s, np.float32, True) for s in ((4, 64, 32, 32), (64, 64, 3, 3))
+    )
+    options = {"windows": make_windows((3, 3), (32, 32), 1, 1, 1), "groups": 1}
+    want = _unfolded(x.astype("float64"), weight.astype("float64"), None, **options)
+
+    def error():
+        return float(cupy.abs(dnn.try_convolution(x, weight, **options) - want).max())
+
+    strict = error()
+    try:
+        blas.allow_tf32(True)
+        rounded = error()
+    finally:
+        blas.allow_tf32(False)
+    assert strict < 2e-4 < rounded < 0.5
+    assert error() == strict
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolutions_of_tensors(served, dtype, transposed):
+    """Values, gradients and their gradients through the namespace, against float64 on the CPU."""
+    cupy = served
+    rng = np.random.default_rng(4)
+    arrays = [
+        rng.standard_normal(s).astype(getattr(rx, dtype))
+        for s in ((2, 8, 9, 8), (8, 8, 3, 3), (8,))
+    ]
+    function = rx.conv_transpose2d if transposed else rx.conv2d
+
+    def loss(x, weight, bias):
+        return rx.sum(rx.astype(function(x, weight, bias, stride=2, padding=1), rx.float32) ** 2)
+
+    def curved(*args):
+        grads = rx.grad(loss, argnums=(0, 1, 2))(*args)
+        return sum(rx.sum(rx.astype(x, rx.float32) ** 2) for x in grads)
+
+    wide = [a.astype(np.float64) for a in arrays]
+    given = [cupy.asarray(a) for a in arrays]
+    for f, allowed in ((loss, 4), (curved, 8)):
+        want = rx.grad(f, argnums=(0, 1, 2))(*wide)
+        got = rx.grad(f, argnums=(0, 1, 2))(*given)
+        for a, b in zip(got, want, strict=True):
+            close(host(a.data if hasattr(a, "grad") else a), b, dtype, allowed)
+
+
+# ----------------------------------------------------------------------- capture and disk
+
+
+@pytest.mark.gpu
+def test_capture_and_replay(gpu):
+    cupy = gpu
+    rng = np.random.default_rng(0)
+    heads = (2, 4, 1, 100, 64)
+    q, k, v, grad = (random_heads(cupy, rng, heads, rx.bfloat16) for _ in range(4))
+    windows = make_windows((3, 3), (12, 12), 1, 1, 1)
+    x, weight = (
+        random_image(cupy, rng, s, rx.bfloat16, True) for s in ((2, 16, 12, 12), (24, 16, 3, 3))
+    )
+    conv = {"windows": windows, "groups": 1}
+    options = {"causal": True, "offset": 0, "window": None, "scale": 0.125}
+    results = []
+
+    def step():
+        out, sums = dnn.try_attention(q, k, v, None, None, **options)
+        grads = dnn.try_attention_grad(
+            grad, out, sums, q, k, v, None, None, **options, of_mask=False
+        )
+        y = dnn.try_convolution(x, weight, **conv)
+        of_x = dnn.try_convolution_input(y, weight, **conv, spatial=(12, 12))
+        of_weight = dnn.try_convolution_weight(x, y, **conv)
+        results[:] = [out, sums, *grads[:3], y, of_x, of_weight]
+
+    step()
+    pool = cupy.cuda.MemoryPool()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream, cupy.cuda.using_allocator(pool.malloc):
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+        step()
+        graph = stream.end_capture()
+    captured = list(results)
+    for seed in range(3):
+        new = np.random.default_rng(seed)
+        for a in (q, x):
+            a[...] = cupy.asarray(new.standard_normal(a.shape).astype(np.float32)).astype(a.dtype)
+        step()
+        want = bits(results)
+        for a in captured:
+            a[...] = np.nan
+        cupy.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        assert bits(captured) == want
+
+
+@pytest.mark.gpu
+def test_plans_first_met_while_capturing(gpu):
+    cupy = gpu
+    windows = make_windows((3, 3), (10, 14), 1, 1, 1)
+    x, weight = (cupy.ones(s, rx.float16) for s in ((2, 8, 10, 14), (8, 8, 3, 3)))
+    pool = cupy.cuda.MemoryPool()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream, cupy.cuda.using_allocator(pool.malloc):
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+        out = dnn.try_convolution(x, weight, windows=windows, groups=1)
+        graph = stream.end_capture()
+        graph.launch(stream)
+        stream.synchronize()
+    assert float(out[0, 0, 4, 4]) == 72
+
+
+def test_plans_are_kept_on_disk(cupy, tmp_path, monkeypatch):
+    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
+    rng = np.random.default_rng(0)
+    x, weight = (
+        random_image(cupy, rng, s, rx.bfloat16, True) for s in ((2, 16, 12, 12), (24, 16, 3, 3))
+    )
+    windows = make_windows((3, 3), (12, 12), 1, 1, 1)
+    library = dnn._library()
+    plans = []
+    candidates = library._candidates
+    monkeypatch.setattr(library, "_candidates", lambda *a: plans.append(a) or candidates(*a))
+    results = []
+    for _ in range(2):
+        monkeypatch.setattr(library, "_plans", {})
+        results.append(dnn.try_convolution(x, weight, windows=windows, groups=1))
+    assert len(plans) == 1
+    assert bits(results[:1]) == bits(results[1:])
+    for file in tmp_path.iterdir():
+        file.write_bytes(file.read_bytes()[:-7])
+    monkeypatch.setattr(library, "_plans", {})
+    dnn.try_convolution(x, weight, windows=windows, groups=1)
+    assert len(plans) == 2
+
+
+@pytest.mark.gpu
+def test_threads_and_streams(gpu):
+    """Each thread has a handle of its own, and follows its stream."""
+    cupy = gpu
+    rng = np.random.default_rng(0)
+    windows = make_windows((3, 3), (32, 32), 1, 1, 1)
+    weight = random_image(cupy, rng, (32, 32, 3, 3), rx.bfloat16, True)
+    images = [random_image(cupy, rng, (4, 32, 32, 32), rx.bfloat16, True) for _ in range(8)]
+    want = [bits([dnn.try_convolution(x, weight, windows=windows, groups=1)]) for x in images]
+    cupy.cuda.Device().synchronize()
+
+    def work(i):
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            for _ in range(20):
+                out = dnn.try_convolution(images[i], weight, windows=windows, groups=1)
+            stream.synchronize()
+            return bits([out])
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(8))) == want
+
+
+# ------------------------------------------------------------------------- finding the library
+
+
+def attend(cupy, dtype=rx.float16, n_queries=8, **options):
+    q = cupy.ones((2, 4, 1, n_queries, 16), dtype)
+    k = cupy.ones((2, 4, 1, 8, 16), dtype)
+    options = {"causal": False, "offset": 0, "window": None, "scale": 0.25, **options}
+    mask, lengths = options.pop("mask", None), options.pop("lengths", None)
+    return dnn.try_attention(q, k, k, mask, lengths, **options)
+
+
+def convolve(cupy, x=(2, 4, 6, 6), weight=(8, 4, 3, 3), dtype=rx.float32, **options):
+    padding = options.pop("padding", 1)
+    windows = make_windows(weight[2:], x[2:], options.pop("stride", 1), padding, 1)
+    arrays = (cupy.ones(s, dtype) for s in (x, weight))
+    return dnn.try_convolution(*arrays, windows=windows, groups=1, **options)
+
+
+def test_a_missing_library_warns_once(bare_dnn, capsys):
+    assert attend(bare_dnn, rx.float32) is None  # float32 would not have used it
+    want = (
+        "attention and convolutions run through CuPy: nvidia-cudnn-frontend is not installed; "
+        "pip install --upgrade nvidia-cudnn-cu13 nvidia-cudnn-frontend"
+    )
+    with pytest.warns(RuntimeWarning, match=want):
+        assert attend(bare_dnn) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert convolve(bare_dnn) is None
+        assert attend(bare_dnn) is None
+    libs.show()
+    assert "convolutions: CuPy (nvidia-cudnn-frontend is not" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("version", "frontend", "text"),
+    [
+        (91500, "1.32.0", "cuDNN 9.15.0 is older than 9.16"),
+        (91900, "1.18.0", "nvidia-cudnn-frontend 1.18.0 is older than 1.32"),
+    ],
+)
+def test_an_old_library_is_not_used(fake_dnn, version, frontend, text):
+    fake_dnn.version, fake_dnn.__version__ = version, frontend
+    with pytest.warns(RuntimeWarning, match=f"{text}.*pip install"):
+        assert convolve(fake_dnn.cupy) is None
+
+
+def test_a_frontend_without_its_library(fake_dnn, monkeypatch):
+    def absent():
+        raise RuntimeError("Unable to find symbol cudnnGetVersion")
+
+    fake_dnn.backend_version = absent
+    with pytest.warns(RuntimeWarning, match=r"cannot use cuDNN \(Unable to find.*pip install"):
+        assert convolve(fake_dnn.cupy) is None
+
+
+def test_show_counts_what_went_elsewhere(fake_dnn, capsys):
+    cupy = fake_dnn.cupy
+    for _ in range(2):
+        assert attend(cupy, rx.float32) is None
+    assert convolve(cupy, x=(0, 4, 6, 6)) is None  # nothing to do, so nothing to count
+    assert convolve(cupy) is not None
+    libs.show()
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "attention and convolutions: cuDNN 9.19.0, through nvidia-cudnn-frontend 1.32.0",
+        "    2 by CuPy: attention in float32",
+    ]
+
+
+REFUSED = {
+    "attention in float64": lambda x: attend(x, rx.float64),
+    "a single query, without key_lengths": lambda x: attend(x, n_queries=1),
+    "a causal offset below zero": lambda x: attend(x, causal=True, offset=-1),
+    "a scale that is not positive": lambda x: attend(x, scale=-1.0),
+    "a mask with key_lengths": lambda x: attend(
+        x, mask=x.ones((1, 1, 1, 8, 8), bool), lengths=x.ones(2, int)
+    ),
+    "a mask of bfloat16 for float16": lambda x: attend(
+        x, mask=x.ones((1, 1, 1, 8, 8), rx.bfloat16)
+    ),
+    "a window with key_lengths": lambda x: attend(x, window=3, lengths=x.ones(2, int)),
+    "a window that ends behind the keys": lambda x: attend(x, window=3, causal=True, offset=2),
+    "a window shorter than the causal offset": lambda x: attend(
+        x, n_queries=4, window=2, causal=True, offset=2
+    ),
+    "convolutions in float64": lambda x: convolve(x, dtype=rx.float64),
+    "convolutions in float32 and float16": lambda x: convolve(x, bias=x.ones(8, rx.float16)),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refusals_say_why(fake_dnn, reason):
+    assert REFUSED[reason](fake_dnn.cupy) is None
+    assert dnn.status().refused == {reason: 1}
+    assert fake_dnn.started == []
+
+
+def test_gradients_of_masks_that_are_left_out(fake_dnn):
+    cupy = fake_dnn.cupy
+    q = cupy.ones((2, 4, 1, 8, 16), rx.float16)
+    options = {"causal": False, "offset": 0, "window": None, "scale": 0.25}
+    for shape, dtype, reason in (
+        ((1, 1, 1, 8, 8), rx.float32, "the gradient of a mask of float32 for float16"),
+        ((1, 1, 1, 1, 8), rx.float16, "the gradient of a mask that is broadcast along queries"),
+    ):
+        mask = cupy.ones(shape, dtype)
+        out, sums = dnn.try_attention(q, q, q, mask, None, **options)
+        arrays = (q, out, sums, q, q, q, mask, None)
+        assert dnn.try_attention_grad(*arrays, **options, of_mask=True) is None
+        assert any(text.startswith(reason) for text in dnn.status().refused)
+        assert dnn.try_attention_grad(*arrays, **options, of_mask=False) is not None
+
+
+def test_arrays_elsewhere(fake_dnn):
+    cupy = fake_dnn.cupy
+    windows = make_windows((3, 3), (6, 6), 1, 1, 1)
+    x, weight = cupy.ones((2, 4, 6, 6)).astype("float32"), cupy.ones((8, 4, 3, 3)).astype("float32")
+    x.device_id = 1
+    assert dnn.try_convolution(x, weight, windows=windows, groups=1) is None
+    assert dnn.try_convolution(weight, np.asarray(x), windows=windows, groups=1) is None
+    assert dnn.status().refused == {
+        "an array that is not on the current device": 1,
+        "an array that is not CuPy's": 1,
+    }
+
+
+def test_a_problem_without_a_plan_is_asked_for_once(fake_dnn):
+    fake_dnn.engines = []
+    assert attend(fake_dnn.cupy) is attend(fake_dnn.cupy) is None
+    assert dnn.status().refused == {"no plan for attention in float16": 2}
+    fake_dnn.engines = [(20_500, set()), (3, {"NONDETERMINISTIC"})]
+    assert convolve(fake_dnn.cupy) is None
+    assert "no plan for a convolution in float32" in dnn.status().refused
+    assert fake_dnn.planned == 2
+
+
+# --------------------------------------------------------------------------------------- plans
+
+
+def test_a_plan_serves_all_that_lie_alike(fake_dnn):
+    cupy = fake_dnn.cupy
+
+    def plans(call):
+        before = fake_dnn.planned
+        assert call() is not None
+        return fake_dnn.planned - before
+
+    assert plans(lambda: convolve(cupy)) == 1
+    assert plans(lambda: convolve(cupy)) == 0
+    assert plans(lambda: convolve(cupy, bias=cupy.ones(8, rx.float32))) == 1
+    assert plans(lambda: convolve(cupy, activation="relu")) == 1
+    assert plans(lambda: convolve(cupy, stride=2)) == 1
+    assert plans(lambda: convolve(cupy, dtype=rx.bfloat16)) == 1
+    assert plans(lambda: convolve(cupy, x=(3, 4, 6, 6))) == 1
+    assert plans(lambda: attend(cupy)) == 1
+    assert plans(lambda: attend(cupy)) == 0
+    assert plans(lambda: attend(cupy, causal=True)) == 1
+    assert plans(lambda: attend(cupy, causal=True, offset=1)) == 1
+    assert plans(lambda: attend(cupy, causal=True, offset=7)) == 0  # all keys are seen
+    assert plans(lambda: attend(cupy, window=3)) == 1
+    assert plans(lambda: attend(cupy, window=8)) == 0
+    assert plans(lambda: attend(cupy, scale=0.5)) == 1
+    assert plans(lambda: attend(cupy, lengths=cupy.ones(2, int))) == 1
+    assert plans(lambda: attend(cupy, mask=cupy.ones((1, 1, 1, 1, 8), bool))) == 1
+    assert plans(lambda: attend(cupy, mask=cupy.ones((1, 1, 1, 8, 1), bool))) == 0
+    assert dnn._library().n_plans() == 13
+
+
+def test_more_kinds_of_problems_than_are_kept(fake_dnn, monkeypatch):
+    monkeypatch.setattr(_cudnn, "_MAX_PLANS", 1)
+    assert convolve(fake_dnn.cupy) is not None
+    assert convolve(fake_dnn.cupy, stride=2) is None
+    assert convolve(fake_dnn.cupy) is not None
+    assert dnn.status().refused == {"more than 1 kinds of problems": 1}
+
+
+def test_what_plans_may_do(fake_dnn):
+    never = {"NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION", "WINOGRAD", "FFT"}
+    rounding = {"TENSOR_CORE", "DOWN_CONVERT_INPUTS"}
+    convolve(fake_dnn.cupy)
+    assert never | rounding < fake_dnn.unwanted
+    convolve(fake_dnn.cupy, dtype=rx.bfloat16)
+    assert never < fake_dnn.unwanted and not rounding & fake_dnn.unwanted
+    blas.allow_tf32(True)
+    try:
+        convolve(fake_dnn.cupy)
+        assert not rounding & fake_dnn.unwanted
+    finally:
+        blas.allow_tf32(False)
+
+
+def test_gradients_of_attention_in_a_fixed_order_unless_told(fake_dnn):
+    cupy = fake_dnn.cupy
+    q = cupy.ones((2, 4, 1, 8, 16), rx.float16)
+    options = {"causal": False, "offset": 0, "window": None, "scale": 0.25, "of_mask": False}
+    sums = cupy.ones((2, 4, 1, 8), rx.float32)
+    try:
+        for enabled in (True, False, True):
+            dnn.deterministic(enabled)
+            dnn.try_attention_grad(q, q, sums, q, q, q, None, None, **options)
+    finally:
+        dnn.deterministic(True)
+    assert fake_dnn.deterministic == [True, False]
+
+
+def test_candidates_are_timed_and_the_fastest_is_kept(fake_dnn, monkeypatch, tmp_path):
+    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
+    fake_dnn.engines = [(1, set()), (20_900, set()), (2, set()), (3, {"WINOGRAD"}), (4, set())]
+    fake_dnn.cupy.times = iter([3.0, 1.0, 2.0])
+    want = host(convolve(fake_dnn.cupy))
+    assert {engine for engine, _ in fake_dnn.started} == {1, 2, 4}
+    for _ in range(2):  # in this process, then in another one
+        fake_dnn.started.clear()
+        np.testing.assert_array_equal(host(convolve(fake_dnn.cupy)), want)
+        assert [engine for engine, _ in fake_dnn.started] == [2]
+        monkeypatch.setattr(dnn, "_loaded", [])
+    assert fake_dnn.planned == 1
+    # What is kept but not usable is chosen anew.
+    fake_dnn.kept.clear()
+    monkeypatch.setattr(dnn, "_loaded", [])
+    fake_dnn.cupy.times = iter([1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(host(convolve(fake_dnn.cupy)), want)
+    assert fake_dnn.planned == 2
+
+
+def test_nothing_is_timed_while_capturing(fake_dnn, monkeypatch, tmp_path):
+    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
+    fake_dnn.engines = [(1, set()), (2, set())]
+    fake_dnn.cupy.stream.is_capturing = lambda: True
+    convolve(fake_dnn.cupy)
+    assert [engine for engine, _ in fake_dnn.started] == [1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_thread_has_a_handle(fake_dnn):
+    """The stand-in fails when a handle is used by another thread."""
+    convolve(fake_dnn.cupy)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(lambda _: convolve(fake_dnn.cupy), range(12)))
+    assert all(result is not None for result in results)
+
+
+def test_the_stream_is_followed(fake_dnn):
+    streams = []
+    fake_dnn.set_stream = lambda handle, stream: streams.append(stream)
+    convolve(fake_dnn.cupy)
+    fake_dnn.cupy.stream.ptr = 77
+    convolve(fake_dnn.cupy)
+    assert streams == [0, 77]
+
+
+def test_memory_order_of_gradients(fake_dnn):
+    """Channels stay last in the results if they are in the inputs."""
+    cupy = fake_dnn.cupy
+    rng = np.random.default_rng(0)
+    for last, weight_last in itertools.product((False, True), repeat=2):
+        x = random_image(cupy, rng, (2, 4, 6, 5), np.dtype("float32"), last)
+        weight = random_image(cupy, rng, (8, 4, 3, 3), np.dtype("float32"), weight_last)
+        x, weight = (rx.Tensor(a, requires_grad=True) for a in (x, weight))
+        out = rx.conv2d(x, weight, padding=1)
+        rx.sum(out * out).backward()
+        for a, is_last in ((out.data, last), (x.grad, last), (weight.grad, weight_last)):
+            a = a.transpose(0, 2, 3, 1) if is_last else a
+            assert a.flags.c_contiguous
+    assert dnn.status().refused == {}
