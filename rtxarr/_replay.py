@@ -16,7 +16,7 @@ import numpy as np
 
 from rtxarr import _device
 
-__all__ = ["Recorder", "from_host", "on_failure", "on_replay", "recorder"]
+__all__ = ["Recorder", "from_host", "moment", "on_failure", "on_replay", "recorder"]
 
 _BLOCK_BYTES = 1 << 16  # copies up to this size are staged at once, so the host may go on
 _ALIGNMENT = 16
@@ -32,6 +32,17 @@ _thread = _Thread()
 def recorder() -> Recorder | None:
     """Return what notes the host's part of the step that this thread is capturing, if any."""
     return _thread.recorder
+
+
+_n_replays = 0  # of all graphs: they change parameters without the host's knowing
+
+
+def moment() -> tuple[Recorder | None, int]:
+    """Return something that differs between captures, and before and after a replay.
+
+    What was made of parameters at one moment is not to be used at another.
+    """
+    return _thread.recorder, _n_replays
 
 
 def from_host(make: Callable[[], np.ndarray]) -> Any:
@@ -141,6 +152,8 @@ class Recorder:
 
     def refresh(self) -> None:
         """Do the host's part of one more step."""
+        global _n_replays
+        _n_replays += 1
         for update in self.updates:
             update()
 

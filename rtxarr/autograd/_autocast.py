@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rtxarr._device import namespace
-from rtxarr._replay import recorder
+from rtxarr._replay import moment
 from rtxarr.autograd._mode import AUTOCAST, Block, state
 from rtxarr.autograd._tape import Tensor, store_of
 from rtxarr.dtypes import bfloat16, is_half
@@ -185,20 +185,20 @@ def _cast(arg, data, dtype):
     if casts is None or not shared:
         return namespace(data).astype(data, dtype)
     key, version = id(arg), store_of(arg)[0]
-    # A captured step must make what it uses: what was made outside does not change in a replay.
-    step = recorder()
+    # A captured step must make what it uses, and what it changes is cast anew.
+    now = moment()
     known = casts.get(key)
     if (
         known is not None
         and known.data is data
         and known.version == version
         and known.cast.dtype == dtype
-        and known.step is step
+        and known.moment == now
     ):
         return known.cast
     cast = namespace(data).astype(data, dtype)
     owner = weakref.ref(arg, lambda _: casts.pop(key, None))
-    casts[key] = _Known(owner, data, version, step, cast)
+    casts[key] = _Known(owner, data, version, now, cast)
     return cast
 
 
@@ -208,5 +208,5 @@ class _Known(NamedTuple):
     owner: Any
     data: Any
     version: int
-    step: Any
+    moment: tuple
     cast: Any

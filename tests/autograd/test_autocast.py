@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr import nn
+from rtxarr import _replay, nn, optim
 from rtxarr.autograd import _autocast
 from rtxarr.autograd._mode import state
 from rtxarr.autograd._op import OPS
@@ -473,10 +473,56 @@ def test_a_captured_step_makes_its_own_casts(monkeypatch):
     with rx.autocast("bfloat16"):
         outside = x @ w
         step = object()
-        monkeypatch.setattr(_autocast, "recorder", lambda: step)
+        monkeypatch.setattr(_replay._thread, "recorder", step)
         captured = x @ w, x @ w
         monkeypatch.undo()
         after = x @ w
     first, second, third, last = used_weights(outside, *captured, after)
     assert second is third
     assert first is not second and last is not second
+
+
+def test_parameters_are_cast_again_after_a_replay(monkeypatch):
+    w, x = nn.Parameter((4, 4), init="ones", device="cpu"), leaf(4, 4)
+    with rx.autocast("bfloat16"):
+        before = x @ w
+        w.data[:] = 3  # as a graph does: without the host's knowing
+        monkeypatch.setattr(_replay, "_n_replays", 1)
+        after = x @ w
+    first, second = used_weights(before, after)
+    assert np.all(first == 1) and np.all(second == 3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Fp8Linear])
+def test_a_captured_step_has_the_bits_of_an_eager_one(kind, device):
+    found = []
+    for capture in (lambda step: step, rx.capture):
+        rx.random.seed(0)
+        with rx.device(device):
+            model = nn.Sequential(kind(32, 32), nn.LayerNorm(32), rx.gelu, nn.Dropout(0.2))
+            model = nn.Sequential(model, kind(32, 16))
+            optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+
+            def step(x, y, model=model, optimizer=optimizer):
+                optimizer.zero_grad()
+                with rx.autocast("bfloat16"):
+                    loss = rx.mse_loss(model(x), y)
+                loss.backward()
+                optimizer.step()
+                return loss
+
+            step, losses, seen = capture(step), [], []
+            rng = np.random.default_rng(0)
+            with rx.autocast("bfloat16"):
+                for _ in range(8):
+                    x, y = (
+                        rx.asarray(rng.standard_normal((32, n)), dtype="float32", device=device)
+                        for n in (32, 16)
+                    )
+                    losses.append(step(x, y).item())
+                    with rx.no_grad():
+                        seen.append(model(x).numpy())  # with the parameters of now
+        found.append([losses, *seen, *(rx.Tensor(p.data).numpy() for p in model.parameters())])
+    for a, b in zip(*found, strict=True):
+        assert_close(np.asarray(a), np.asarray(b), exact=True)
