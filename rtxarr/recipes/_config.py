@@ -33,7 +33,8 @@ def option(
 
 def precision_option() -> Any:
     """Make the field for the precision of the products, to be passed to :func:`low_precision`."""
-    return option("float32", "float32, or bfloat16 products", one_of=("float32", "bfloat16"))
+    names = ("float32", "bfloat16", "float16")
+    return option("float32", "of the products: float32, bfloat16 or float16", one_of=names)
 
 
 def low_precision(precision: str) -> autocast:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import rtxarr as rx
+from rtxarr.optim import clip_grad_norm
 from rtxarr.recipes._config import Config
 
 
@@ -23,6 +24,9 @@ class Recipe:
     Config : type
         Its settings; one of them is ``epochs``.
     model : Module
+    optimizer : Optimizer
+    scaler : LossScaler or None
+        What :meth:`minimize` scales the loss with, for float16.
     capture : bool
         Whether :meth:`captured` makes CUDA graphs; the loop sets it.
     baselines : dict
@@ -39,6 +43,8 @@ class Recipe:
     stateful: ClassVar[tuple[str, ...]] = ("model", "optimizer")
     files: ClassVar[tuple[str, ...]] = ()
     model: Any
+    optimizer: Any
+    scaler: Any = None
     capture: bool = False
     baselines: Mapping[str, tuple[float, str]] = MappingProxyType({})
 
@@ -63,6 +69,20 @@ class Recipe:
         graphs = self.__dict__.setdefault("_graphs", {})
         return graphs.setdefault(method.__name__, rx.capture(method))
 
+    def minimize(self, loss: Any, *, max_norm: float | None = None) -> None:
+        """Make one step of the optimizer, with gradients of at most ``max_norm`` together."""
+        scaler, optimizer = self.scaler, self.optimizer
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if max_norm is not None:
+            if scaler is not None:
+                scaler.unscale(optimizer)
+            clip_grad_norm(self.model.parameters(), max_norm)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
     def evaluate(self, part: str) -> tuple[Any, Any]:
         """Give the loss and accuracy on ``"val"`` or ``"test"``, without dropout."""
         raise TypeError(f"{type(self).__name__} must define evaluate()")
@@ -73,12 +93,16 @@ class Recipe:
 
     def state(self) -> dict[str, Any]:
         """Give all that :meth:`load_state` needs to go on, to the bit."""
-        return {name: getattr(self, name).state_dict() for name in self.stateful}
+        return {name: getattr(self, name).state_dict() for name in self._stateful()}
+
+    def _stateful(self):
+        return (*self.stateful, "scaler") if self.scaler is not None else self.stateful
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on where the recipe that gave ``state`` stood."""
-        if not isinstance(state, Mapping) or set(state) != set(self.stateful):
+        names = self._stateful()
+        if not isinstance(state, Mapping) or set(state) != set(names):
             got = list(state) if isinstance(state, Mapping) else type(state).__name__
-            raise ValueError(f"state must be a dict of {', '.join(self.stateful)}, got {got}")
-        for name in self.stateful:
+            raise ValueError(f"state must be a dict of {', '.join(names)}, got {got}")
+        for name in names:
             getattr(self, name).load_state_dict(state[name])

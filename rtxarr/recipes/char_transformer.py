@@ -81,6 +81,7 @@ class Recipe(Base):
         self.optimizer = optim.AdamW(
             groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
+        self.scaler = optim.LossScaler() if config.precision == "float16" else None
         n_steps = config.epochs * config.steps
         self.schedule = optim.CosineSchedule(config.lr, n_steps, warmup=n_steps // 10)
 
@@ -101,9 +102,7 @@ class Recipe(Base):
         """Make one step of the optimizer; give what :meth:`measure` does."""
         self.optimizer.zero_grad()
         loss, right = self.measure(pieces)
-        loss.backward()
-        optim.clip_grad_norm(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        self.minimize(loss, max_norm=1.0)
         return loss.data, right
 
     def evaluate(self, part):

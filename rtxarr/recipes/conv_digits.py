@@ -65,6 +65,7 @@ class Recipe(Base):
         self.optimizer = optim.AdamW(
             self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay
         )
+        self.scaler = optim.LossScaler() if config.precision == "float16" else None
         n_steps = config.epochs * len(self.loader)
         self.schedule = optim.CosineSchedule(config.lr, n_steps, warmup=len(self.loader) // 2)
 
@@ -82,8 +83,7 @@ class Recipe(Base):
         """Make one step of the optimizer; give the loss, summed, and how many were right."""
         self.optimizer.zero_grad()
         loss, right = self.measure(images, labels)
-        loss.backward()
-        self.optimizer.step()
+        self.minimize(loss)
         return loss.data * len(labels), right
 
     def evaluate(self, part):

@@ -88,19 +88,29 @@ def test_interrupted_twice_and_resumed_equals_uninterrupted(name, device, tmp_pa
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["conv-digits", "char-transformer"])
-def test_products_in_bfloat16_train_float32_parameters_as_well(name, device, tmp_path):
+def test_low_precision_trains_float32_parameters_as_well(name, precision, device, tmp_path):
     wide, low = (
-        train(
-            name, tmp_path / precision, device=device, config=TINY[name] | {"precision": precision}
-        )
-        for precision in ("float32", "bfloat16")
+        train(name, tmp_path / kind, device=device, config=TINY[name] | {"precision": kind})
+        for kind in ("float32", precision)
     )
     for entry, other in zip(low.history, wide.history, strict=True):
         assert entry["train_loss"] != other["train_loss"]
-        assert entry["train_loss"] == pytest.approx(other["train_loss"], rel=0.02)
-    arrays = load_arrays(tmp_path / "bfloat16" / "model.safetensors")
+        assert entry["train_loss"] == pytest.approx(other["train_loss"], rel=0.03)
+    arrays = load_arrays(tmp_path / precision / "model.safetensors")
     assert {str(x.dtype) for x in arrays.values()} == {"float32"}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", ["conv-digits", "char-transformer"])
+def test_a_run_in_float16_is_resumed_with_its_loss_scale(name, device, tmp_path):
+    options = {"device": device, "config": TINY[name] | {"precision": "float16"}}
+    train(name, tmp_path / "whole", **options)
+    train(name, tmp_path / "parts", watch=Interrupting(), **options)
+    train(name, tmp_path / "parts", resume=True, **options)
+    assert read(tmp_path / "parts") == read(tmp_path / "whole")
+    assert recipes.load(name)(recipes.load(name).Config(**options["config"]), seed=0).scaler
 
 
 @pytest.mark.parametrize("name", recipes.NAMES)
