@@ -578,6 +578,7 @@ _HALF = ("float16", "bfloat16")
 # Given by __getattr__.
 cuda: Any
 cupy: Any
+driver: Any
 njit: Any
 types: Any
 
@@ -603,6 +604,10 @@ def __getattr__(name: str) -> Any:
         from cuda.bindings import nvjitlink
 
         value = nvjitlink
+    elif name == "driver":
+        from cuda.bindings import driver
+
+        value = driver
     elif name == "DynamicLibNotFoundError":
         from cuda.pathfinder import DynamicLibNotFoundError
 

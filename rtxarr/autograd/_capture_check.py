@@ -65,7 +65,7 @@ class Watch:
 
 def _addresses(graph: int) -> Iterator[np.ndarray]:
     """Yield, for each node of a graph, the 8-byte words of its parameters."""
-    from cuda.bindings import driver
+    driver = _device.driver
 
     def call(function, *args):
         error, *found = function(*args)
