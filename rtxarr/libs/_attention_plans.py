@@ -17,6 +17,7 @@ __all__ = [
     "Band",
     "added",
     "band",
+    "behind",
     "blind",
     "counts",
     "cut",
@@ -24,7 +25,6 @@ __all__ = [
     "heads",
     "like",
     "logs",
-    "mask_spec",
     "parts",
     "rows",
 ]
@@ -156,29 +156,21 @@ def _masks(problem, graph):
 
 
 def heads(x: Any) -> Spec | None:
-    """Describe (batch, kv_heads, group, seq_len, dim) as (batch, heads, seq_len, dim).
+    """Describe (batch, heads, seq_len, dim); None where only a copy could be read.
 
-    None where only a copy could be: rows must be contiguous and start at multiples of 16 bytes.
+    Rows must be contiguous and start at multiples of 16 bytes.
     """
     return _heads(x.shape, x.strides, x.dtype) if x.data.ptr % _ALIGNMENT == 0 else None
 
 
 @functools.lru_cache(maxsize=4096)
 def _heads(shape, strides, dtype):
-    n_batch, n_kv_heads, group, n_rows, dim = shape
-    batch, kv_head, member, row, element = (stride // dtype.itemsize for stride in strides)
-    if group == 1:
-        member = kv_head
-    elif n_kv_heads > 1 and kv_head != group * member:
-        return None
-    lengths = (n_batch, n_kv_heads * group, n_rows)
+    *steps, element = (stride // dtype.itemsize for stride in strides)
     whole = math.prod(shape[1:])
-    steps = [
-        whole if n == 1 else stride for n, stride in zip(lengths, (batch, member, row), strict=True)
-    ]
+    steps = [whole if n == 1 else step for n, step in zip(shape[:3], steps, strict=True)]
     if element != 1 or any(n <= 0 or n * dtype.itemsize % _ALIGNMENT for n in steps):
         return None
-    return Spec(dtype.name, (*lengths, dim), (*steps, 1))
+    return Spec(dtype.name, shape, (*steps, 1))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -196,32 +188,24 @@ def logs(q: Spec) -> Spec:
     return dense((*q.shape[:3], 1), "float32")
 
 
-def mask_spec(mask: Any) -> Spec:
-    """Describe a contiguous mask of shape (batch or 1, kv_heads or 1, group or 1, rows, keys)."""
-    n_batch, n_kv_heads, group, *rest = mask.shape
-    return dense((n_batch, n_kv_heads * group, *rest), mask.dtype.name)
-
-
 # ------------------------------------------------------------------------------- preparation
 
 
-def parts(n_bytes, shape, room, of_added):
-    """Yield slices of samples and heads whose scores fit into ``room`` bytes; None for all."""
+def parts(n_bytes, n_batch, n_kv_heads, room, of_added):
+    """Yield slices of samples and key heads whose scores fit into ``room`` bytes; None for all."""
     if n_bytes <= room:
         yield None
         return
-    n_batch, n_kv_heads = shape
     if of_added is not None:
         raise Unsupported("the gradient of a mask over more scores than fit into memory")
-    n_samples = room * n_batch // n_bytes
-    n_heads = n_kv_heads
+    n_samples, n_heads = room * n_batch // n_bytes, n_kv_heads
     if n_samples == 0:
         n_samples, n_heads = 1, room * n_batch * n_kv_heads // n_bytes
         if n_heads == 0:
             raise Unsupported("the gradient of more scores than fit into memory")
     for samples in _even(n_batch, n_samples):
-        for some_heads in _even(n_kv_heads, n_heads):
-            yield samples, some_heads
+        for kv_heads in _even(n_kv_heads, n_heads):
+            yield samples, kv_heads
 
 
 def _even(n, most):
@@ -231,14 +215,17 @@ def _even(n, most):
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 
 
-def cut(x, part, n_batch):
-    """Take a part of the samples, and of the key heads of arrays that have them."""
+def cut(x, part, n_batch, n_kv_heads):
+    """Take a part of the samples, and the heads of a part of the key heads."""
     if x is None:
         return None
-    samples, some_heads = part
+    samples, kv_heads = part
     if x.shape[0] == n_batch:
         x = x[samples]
-    return x[:, some_heads] if x.ndim > 1 and x.shape[1] > 1 else x
+    if x.ndim == 1 or x.shape[1] == 1:
+        return x
+    group = x.shape[1] // n_kv_heads
+    return x[:, kv_heads.start * group : kv_heads.stop * group]
 
 
 def band(n_queries, n_keys, causal, offset, window, mask, lengths):
@@ -261,50 +248,54 @@ def rows(cupy, x):
     """Return ``x``, or a copy if cuDNN cannot read it as it lies."""
     if heads(x) is not None:
         return x
-    return x.transpose(0, 3, 1, 2, 4).copy(order="C").transpose(0, 2, 3, 1, 4)
+    return x.transpose(0, 2, 1, 3).copy(order="C").transpose(0, 2, 1, 3)
 
 
 def like(cupy, x):
     """Make an array with heads behind the sequence in memory if they are in ``x``."""
-    if x.strides[3] < x.strides[2 if x.shape[1] == 1 else 1]:
+    if x.strides[2] < x.strides[1]:
         return cupy.empty(x.shape, x.dtype)
-    n_batch, n_kv_heads, group, n_rows, dim = x.shape
-    found = cupy.empty((n_batch, n_rows, n_kv_heads, group, dim), x.dtype)
-    return found.transpose(0, 2, 3, 1, 4)
+    return behind(cupy, x.shape, x.dtype)
+
+
+def behind(cupy, shape, dtype):
+    """Make an array with heads behind the sequence in memory."""
+    n_batch, n_heads, n_rows, dim = shape
+    return cupy.empty((n_batch, n_rows, n_heads, dim), dtype).transpose(0, 2, 1, 3)
 
 
 def added(cupy, mask, q, k):
-    """Return what to add to the scores, contiguous, with all queries and keys."""
+    """Return what to add to the scores, contiguous, for all queries and keys."""
     if mask is None:
         return None
     if mask.dtype == np.bool_:
         zero, hidden = cupy.zeros((), q.dtype), cupy.full((), -np.inf, q.dtype)
         mask = cupy.where(mask, zero, hidden)
-    shape = (*mask.shape[:3], q.shape[3], k.shape[3])
-    # Heads of a group of which only one axis is broadcast have no single step.
-    if mask.shape[1:3] != (1, 1):
-        shape = (shape[0], *q.shape[1:3], *shape[3:])
-    mask = cupy.ascontiguousarray(cupy.broadcast_to(mask, shape))
-    return mask.copy() if mask.data.ptr % 16 else mask
+    mask = cupy.broadcast_to(mask, (*mask.shape[:2], q.shape[2], k.shape[2]))
+    mask = cupy.ascontiguousarray(mask)
+    return mask.copy() if mask.data.ptr % _ALIGNMENT else mask
 
 
 def counts(cupy, lengths, q, k):
     """Return how many queries and keys of each sample to read; one key at least."""
     if lengths is None:
         return None, None
-    n_queries, n_keys = q.shape[3], k.shape[3]
-    counts = cupy.clip(lengths, 1, n_keys).astype(np.int32)
-    return cupy.full(counts.shape, n_queries, np.int32), counts
+    n_keys = cupy.clip(lengths, 1, k.shape[2]).astype(np.int32)
+    return cupy.full(n_keys.shape, q.shape[2], np.int32), n_keys
 
 
-def blind(cupy, mask, lengths, q, k, causal, offset):
+def blind(cupy, mask, lengths, q, k, causal, offset, window):
     """Tell which queries see no key; None if all see one."""
     if lengths is not None:
-        return (lengths <= 0)[:, None, None, None]
+        return (lengths <= 0)[:, None, None]
     if mask is None:
         return None
     seen = mask if mask.dtype == np.bool_ else ~(mask == -np.inf)  # NaN is not hidden
-    if causal and offset < k.shape[3] - 1:
-        last = cupy.arange(q.shape[3])[:, None] + offset
-        seen = seen & (cupy.arange(k.shape[3])[None, :] <= last)
+    if causal or window is not None:
+        last = cupy.arange(q.shape[2])[:, None] + offset
+        keys = cupy.arange(k.shape[2])[None, :]
+        if causal:
+            seen = seen & (keys <= last)
+        if window is not None:
+            seen = seen & (keys > last - window)
     return cupy.logical_not(seen.any(axis=-1))

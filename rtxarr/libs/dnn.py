@@ -19,7 +19,7 @@ from rtxarr import _device
 from rtxarr.dtypes import is_half
 from rtxarr.libs import _attention_plans as plans
 from rtxarr.libs import _conv_plans, blas
-from rtxarr.libs._attention_plans import Attention, AttentionGrad, heads, mask_spec
+from rtxarr.libs._attention_plans import Attention, AttentionGrad, dense, heads
 from rtxarr.libs._conv_plans import Convolution
 from rtxarr.libs._cudnn import Cudnn
 from rtxarr.libs._layout import Unsupported
@@ -120,9 +120,6 @@ def refuse_dropout() -> None:
     _provider.refused["attention with dropout"] += 1
 
 
-# Arrays have shape (batch, kv_heads, group, seq_len, dim), those of keys and values a group of 1.
-
-
 def try_attention(
     q: Any,
     k: Any,
@@ -139,10 +136,10 @@ def try_attention(
 
     Parameters
     ----------
-    q : CuPy array, shape (batch, kv_heads, group, n_queries, head_dim)
-    k : CuPy array, shape (batch, kv_heads, 1, n_keys, head_dim)
-    v : CuPy array, shape (batch, kv_heads, 1, n_keys, value_dim)
-    mask : CuPy array, broadcast to (batch, kv_heads, group, n_queries, n_keys), or None
+    q : CuPy array, shape (batch, n_heads, n_queries, head_dim)
+    k : CuPy array, shape (batch, n_kv_heads, n_keys, head_dim)
+    v : CuPy array, shape (batch, n_kv_heads, n_keys, value_dim)
+    mask : CuPy array, shape (batch or 1, n_heads or 1, n_queries or 1, n_keys or 1), or None
         Of bool: True where a query may see a key. Of a floating dtype: added to the scores.
     lengths : CuPy array of int, shape (batch,), or None
         How many keys there are.
@@ -155,9 +152,9 @@ def try_attention(
 
     Returns
     -------
-    out : CuPy array, shape (batch, kv_heads, group, n_queries, value_dim)
+    out : CuPy array, shape (batch, n_heads, n_queries, value_dim)
         Zero for a query that sees no key. Heads lie behind the queries in memory.
-    logs : CuPy array of float32, shape (batch, kv_heads, group, n_queries)
+    logs : CuPy array of float32, shape (batch, n_heads, n_queries)
     """
     try:
         _check_attention(q, k, v, mask, lengths, causal, offset, scale)
@@ -165,16 +162,14 @@ def try_attention(
         if library is None:
             return None
         _check(library, q, k, v, mask, lengths)
-        band = plans.band(q.shape[3], k.shape[3], causal, offset, window, mask, lengths)
+        band = plans.band(q.shape[2], k.shape[2], causal, offset, window, mask, lengths)
         cupy = library.cupy
         q, k, v = (plans.rows(cupy, x) for x in (q, k, v))
-        n_batch, n_kv_heads, group, n_queries, _ = q.shape
-        room = cupy.empty((n_batch, n_queries, n_kv_heads, group, v.shape[4]), q.dtype)
-        out = room.transpose(0, 2, 3, 1, 4)
-        sums = cupy.empty(q.shape[:4], "float32")
+        out = plans.behind(cupy, (*q.shape[:3], v.shape[3]), q.dtype)
+        sums = cupy.empty(q.shape[:3], _F32)
         added = plans.added(cupy, mask, q, k)
         fields: list[Any] = [heads(x) for x in (q, k, v, out)]
-        fields += [None if added is None else mask_spec(added), lengths is not None, band, scale]
+        fields += [_like_spec(added), lengths is not None, band, scale]
         problem = Attention(*fields)
         pointers = [x.data.ptr for x in (q, k, v)]
         counts = plans.counts(cupy, lengths, q, k)
@@ -183,7 +178,7 @@ def try_attention(
     except Unsupported as reason:
         _refuse(reason)
         return None
-    blind = plans.blind(cupy, mask, lengths, q, k, causal, offset)
+    blind = plans.blind(cupy, mask, lengths, q, k, causal, offset, window)
     if blind is not None:
         cupy.copyto(out, 0, where=blind[..., None])
         cupy.copyto(sums, -np.inf, where=blind)
@@ -220,13 +215,13 @@ def try_attention_grad(
         _check_attention(q, k, v, mask, lengths, causal, offset, scale)
         if grad.dtype != q.dtype or out.dtype != q.dtype or sums.dtype != _F32:
             raise Unsupported(f"a gradient of {grad.dtype} for {q.dtype}")
-        if q.shape[3] == k.shape[3] == 1:
+        if q.shape[2] == k.shape[2] == 1:
             raise Unsupported("the gradient of one query and one key")
         library = _library()
         if library is None:
             return None
         _check(library, grad, out, sums, q, k, v, mask, lengths)
-        band = plans.band(q.shape[3], k.shape[3], causal, offset, window, mask, lengths)
+        band = plans.band(q.shape[2], k.shape[2], causal, offset, window, mask, lengths)
         return _attention_grad(
             library, grad, out, sums, q, k, v, mask, lengths, band, scale, of_mask
         )
@@ -247,15 +242,15 @@ def _attention_grad(library, grad, out, sums, q, k, v, mask, lengths, band, scal
     if of_mask:
         if mask.dtype != q.dtype:
             raise Unsupported(f"the gradient of a mask of {mask.dtype} for {q.dtype}")
-        if mask.shape[3:] != (q.shape[3], k.shape[3]):
+        if mask.shape[2:] != (q.shape[2], k.shape[2]):
             raise Unsupported("the gradient of a mask that is broadcast along queries or keys")
         of_added = cupy.empty_like(added)
     counts = plans.counts(cupy, lengths, q, k)
     grads = [plans.like(cupy, x) for x in (q, k, v)]
     whole = AttentionGrad(
         *(heads(x) for x in (q, k, v, out, grad, *grads)),
-        mask=None if added is None else mask_spec(added),
-        grad_mask=None if of_added is None else mask_spec(of_added),
+        mask=_like_spec(added),
+        grad_mask=_like_spec(of_added),
         lengths=lengths is not None,
         band=band,
         scale=scale,
@@ -263,15 +258,18 @@ def _attention_grad(library, grad, out, sums, q, k, v, mask, lengths, band, scal
     )
     room = library.memory(q.data.device_id) // _SHARE_OF_MEMORY
     arrays = (q, k, v, out, sums, grad, added, *counts, *grads, of_added)
-    for part in plans.parts(whole.score_bytes(), q.shape[:2], room, of_added):
+    for part in plans.parts(whole.score_bytes(), *k.shape[:2], room, of_added):
         problem, pieces = whole, arrays
         if part is not None:
-            pieces = tuple(plans.cut(x, part, q.shape[0]) for x in arrays)
+            pieces = tuple(plans.cut(x, part, *k.shape[:2]) for x in arrays)
             specs = [heads(pieces[i]) for i in (0, 1, 2, 3, 5, 9, 10, 11)]
-            cut_mask = None if added is None else mask_spec(pieces[6])
-            problem = AttentionGrad(*specs, cut_mask, None, *whole[10:])
+            problem = AttentionGrad(*specs, _like_spec(pieces[6]), None, *whole[10:])
         library.run(problem, tuple(x.data.ptr for x in pieces if x is not None))
     return [*grads, of_added]
+
+
+def _like_spec(mask):
+    return None if mask is None else dense(mask.shape, mask.dtype.name)
 
 
 def _check_attention(q, k, v, mask, lengths, causal, offset, scale):
@@ -281,10 +279,10 @@ def _check_attention(q, k, v, mask, lengths, causal, offset, scale):
         raise Unsupported(f"attention in {dtype}")
     if k.dtype != dtype or v.dtype != dtype:
         raise Unsupported(f"attention in {dtype}, {k.dtype} and {v.dtype}")
-    head_dim, value_dim = q.shape[4], v.shape[4]
+    head_dim, value_dim = q.shape[3], v.shape[3]
     if head_dim % 8 or value_dim % 8 or max(head_dim, value_dim) > 256:
         raise Unsupported("heads whose dimension is not a multiple of 8, at most 256")
-    if q.shape[3] == 1 and lengths is None:
+    if q.shape[2] == 1 and lengths is None:
         # Its keys become more from call to call, and each number would take a plan.
         raise Unsupported("a single query, without key_lengths")
     if causal and offset < 0:

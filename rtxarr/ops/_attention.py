@@ -33,8 +33,17 @@ __all__ = ["scaled_dot_product_attention"]
 # Fewer rows make the matrix products slow, more do not make them faster.
 _MIN_ROWS, _MAX_ROWS = 32, 512
 
-# Inside, shapes are (batch, kv_heads, group, seq_len, head_dim): a key head serves the queries
+# In blocks, shapes are (batch, kv_heads, group, seq_len, head_dim): a key head serves the queries
 # of a group of heads, so its own group axis has length one.
+
+
+def _grouped(x, n_kv_heads):
+    """Give (batch, kv_heads, group, ...) from (batch, heads, ...); None stays None."""
+    if x is None:
+        return None
+    n_batch, n_heads, *rest = x.shape
+    n_kv_heads = 1 if n_heads == 1 else n_kv_heads
+    return reshape(x, (n_batch, n_kv_heads, n_heads // n_kv_heads, *rest))
 
 
 def _blocks(q, k, causal, offset):
@@ -134,6 +143,8 @@ def _attention(q, k, v, mask, kept, lengths, /, *, causal, offset, window, scale
                 return found
     xp = namespace(q, k, v, mask)
     dtype = result_type(q.dtype, k.dtype, v.dtype)
+    result_shape = (*q.shape[:3], v.shape[-1])
+    q, k, v, mask = (_grouped(x, k.shape[1]) for x in (q, k, v, mask))
     # Heads lie behind the queries in memory, so that joining them for what follows takes no copy.
     shape = (q.shape[0], q.shape[3], *q.shape[1:3], v.shape[-1])
     out = xp.moveaxis(xp.zeros(shape, dtype=dtype), 1, 3)
@@ -157,7 +168,7 @@ def _attention(q, k, v, mask, kept, lengths, /, *, causal, offset, window, scale
             out[batch, :, :, rows, :] = xp.astype(values, dtype, copy=False)
             logs = xp.where(seen, xp.log(total) + top, -np.inf)
             lse[batch, :, :, rows] = logs[..., 0]
-    return out, lse
+    return xp.reshape(out, result_shape), xp.reshape(lse, result_shape[:3])
 
 
 def _over_group(x):
@@ -207,6 +218,10 @@ def _attention_rule(
             return [*found, None, None]
     if of_out is None:
         of_out = out * 0
+    shapes = [x.shape if x is not None else None for x in (q, k, v, mask)]
+    n_kv_heads = k.shape[1]
+    q, k, v, mask = (_grouped(x, n_kv_heads) for x in (q, k, v, mask))
+    out, lse, of_out, of_lse = (_grouped(x, n_kv_heads) for x in (out, lse, of_out, of_lse))
     delta = sum(widen(of_out) * widen(out), axis=-1, keepdims=True)
     if of_lse is not None:
         delta = delta - of_lse[..., None]
@@ -245,9 +260,10 @@ def _attention_rule(
                 _collect(batches[i], _join(known, 3), i < 3 or mask.shape[0] > 1)
     if not batches[0]:  # no samples or no queries
         xp = namespace(raw(q))
-        zeros = [xp.zeros_like(raw(x)) if x is not None else None for x in (q, k, v, mask)]
+        zeros = [xp.zeros(n, dtype=raw(q).dtype) if n is not None else None for n in shapes]
         return [*zeros, None, None]
-    return [_join(parts, 0) if parts else None for parts in batches] + [None, None]
+    found = [reshape(_join(x, 0), n) if x else None for x, n in zip(batches, shapes, strict=True)]
+    return [*found, None, None]
 
 
 _attention.defvjp(_attention_rule)
@@ -322,16 +338,18 @@ def scaled_dot_product_attention(
     if window is not None and not (isinstance(window, (int, np.integer)) and window >= 1):
         raise ValueError(f"window must be an int >= 1, got {window!r}")
     n_batch = math.prod(batch_shape)
-    heads = (n_batch, n_kv_heads)
-    group = n_heads // n_kv_heads
+    shape = (*batch_shape, n_heads, n_queries, v.shape[-1])
+    if len(batch_shape) != 1:
+        q, k, v = (reshape(x, (n_batch, *x.shape[-3:])) for x in (q, k, v))
     kept = None
     if dropout_rate:
-        kept = _draw_kept(q, (*heads, group, n_queries, n_keys), dropout_rate, generator)
+        weights = (n_batch, n_kv_heads, n_heads // n_kv_heads, n_queries, n_keys)
+        kept = _draw_kept(q, weights, dropout_rate, generator)
     out, _ = _attention(
-        reshape(q, (*heads, group, n_queries, head_dim)),
-        reshape(k, (*heads, 1, n_keys, head_dim)),
-        reshape(v, (*heads, 1, n_keys, v.shape[-1])),
-        _mask(attn_mask, (*batch_shape, n_heads, n_queries, n_keys), n_kv_heads),
+        q,
+        k,
+        v,
+        _mask(attn_mask, (*batch_shape, n_heads, n_queries, n_keys)),
         kept,
         _lengths(key_lengths, tuple(batch_shape)),
         causal=causal,
@@ -340,7 +358,7 @@ def scaled_dot_product_attention(
         scale=float(scale),
         rate=float(dropout_rate),
     )
-    return reshape(out, (*q.shape[:-1], v.shape[-1]))
+    return reshape(out, shape) if len(batch_shape) != 1 else out
 
 
 def _check(q, k, v):
@@ -372,11 +390,11 @@ def _lengths(lengths, batch_shape):
         raise TypeError(f"key_lengths must be an array of an integer dtype, got {kind}")
     if tuple(lengths.shape) != batch_shape:
         raise ValueError(f"key_lengths must have shape {batch_shape}, got {lengths.shape}")
-    return reshape(lengths, (math.prod(batch_shape),))
+    return reshape(lengths, (math.prod(batch_shape),)) if len(batch_shape) != 1 else lengths
 
 
-def _mask(mask, shape, n_kv_heads):
-    """Bring the mask to (batch or 1, kv_heads or 1, group or 1, queries or 1, keys or 1)."""
+def _mask(mask, shape):
+    """Bring the mask to (batch or 1, heads or 1, queries or 1, keys or 1)."""
     if mask is None:
         return None
     if not hasattr(mask, "dtype") or not isdtype(mask.dtype, ("bool", "real floating")):
@@ -386,9 +404,9 @@ def _mask(mask, shape, n_kv_heads):
     if extra < 0 or any(n not in (1, m) for n, m in zip(mask.shape, shape[extra:], strict=True)):
         raise ValueError(f"attn_mask must broadcast to {shape}, got {mask.shape}")
     full = (1,) * extra + tuple(mask.shape)
-    lead, n_heads = full[:-3], full[-3]
+    lead = full[:-3]
     if set(lead) != {1} and lead != shape[:-3]:
         lead = shape[:-3]  # broadcast along some of several batch axes
         mask = broadcast_to(reshape(mask, full), (*lead, *full[-3:]))
-    heads = (1, 1) if n_heads == 1 else (n_kv_heads, n_heads // n_kv_heads)
-    return reshape(mask, (math.prod(lead), *heads, *full[-2:]))
+    wanted = (math.prod(lead), *full[-3:])
+    return mask if tuple(mask.shape) == wanted else reshape(mask, wanted)
