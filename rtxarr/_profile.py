@@ -63,7 +63,8 @@ class profile:  # noqa: N801  (used like no_grad)
     operation has the name of the forward one and counts for the module that called it; what a
     checkpoint repeats is "recompute". Device time lies between two events around an operation:
     where the host is slower than the GPU, it includes waiting for the host. Operations of a step
-    that is being captured have host time alone. ``str`` gives the table.
+    that is being captured have host time alone, and its replays are ranges. ``str`` gives the
+    table.
 
     Examples
     --------

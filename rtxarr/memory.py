@@ -51,12 +51,16 @@ class Report:
     device : Device
     entries : list of Entry
         The largest first. Memory that several arrays look at is there once.
+    graphs : dict of str to int
+        Bytes that the graphs of each captured step keep to themselves. Gradients and results made
+        in them are among the entries too.
     stats : dict
-        The figures of :func:`stats`.
+        The figures of :func:`stats`, without what graphs keep.
     """
 
-    def __init__(self, device: Device, entries: list[Entry]):
+    def __init__(self, device: Device, entries: list[Entry], graphs: dict[str, int]):
         self.device = device
+        self.graphs = graphs
         self.entries = sorted(entries, key=lambda entry: -entry.n_bytes)
         self.stats = memory_stats(device)
 
@@ -102,6 +106,7 @@ class Report:
             "",
         ]
         lines += [f"{n / _MIB:12,.1f} MiB  {_plural(kind)}" for kind, n in self.by_kind().items()]
+        lines += [f"{n / _MIB:12,.1f} MiB  graphs of {name}" for name, n in self.graphs.items()]
         lines += ["", f"{'MiB':>12}  {'kind':9}  name"]
         for entry in self.entries[:n_rows]:
             where = f"{entry.name}  {entry.shape} {entry.dtype}".lstrip()
@@ -160,7 +165,12 @@ def report(module: Any = None, *, optimizer: Any = None, device: Any = None) -> 
         place = _device.device() if first is None else _device.device_of(first.data)
     else:
         place = _device.device(device)
-    return Report(place, _Survey(place).run(module, optimizer))
+    return _survey(place, module, optimizer)
+
+
+def _survey(place: Device, module: Any = None, optimizer: Any = None) -> Report:
+    survey = _Survey(place)
+    return Report(place, survey.run(module, optimizer), survey.graphs)
 
 
 class _Survey:
@@ -170,6 +180,7 @@ class _Survey:
         self.place = place
         self.entries: list[Entry] = []
         self.seen: set = set()
+        self.graphs: dict[str, int] = {}
 
     def run(self, module: Any, optimizer: Any) -> list[Entry]:
         gc.collect()  # what nobody reaches any more is not held
@@ -201,6 +212,11 @@ class _Survey:
             if type(node) is Node and type(node.saved) is tuple:
                 for value in _flat(node.saved):
                     self.take("saved", node.plan.op.name, value)
+        for step in _of_class(live, "autograd", "Captured"):
+            n_bytes = step.pool_bytes(self.place)
+            if n_bytes:
+                name = getattr(step, "__name__", "a step")
+                self.graphs[name] = self.graphs.get(name, 0) + n_bytes
         for tensor in live:
             if isinstance(tensor, Tensor):
                 self.take("other", "", tensor.data)
@@ -246,11 +262,12 @@ def _root_modules(live: list) -> list[tuple[str, Any]]:
 
 def largest_holders(place: Device, n_holders: int = 5) -> str:
     """Say in one sentence who holds most of a device, for an error message; may be empty."""
-    found = Report(place, _Survey(place).run(None, None))
+    found = _survey(place)
     holders = {
         **found.by_module(),
         **{f"saved for {name}()": n for name, n in found.by_operation().items()},
     }
+    holders |= {f"graphs of {name}()": n for name, n in found.graphs.items()}
     others = found.by_kind().get("other")
     if others:
         holders["other tensors"] = others

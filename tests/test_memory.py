@@ -104,6 +104,37 @@ def test_stats_are_those_of_the_device():
     assert rx.memory is memory
 
 
+def test_what_graphs_keep_is_told_apart(monkeypatch):
+    @rx.capture
+    def own_step(x):
+        return x
+
+    monkeypatch.setattr(type(own_step), "pool_bytes", lambda self, place: 3 * MIB)
+    found = memory.report(nn.Linear(4, 4, device="cpu"))
+    assert found.graphs["own_step"] == 3 * MIB
+    assert "3.0 MiB  graphs of own_step" in str(found)
+    assert "graphs of own_step() 3.0 MiB" in memory.largest_holders(_device.device("cpu"), 999)
+
+
+@pytest.mark.gpu
+def test_a_captured_step_and_its_replays_are_seen():
+    @rx.capture
+    def step(x):
+        return rx.tanh(x @ x)
+
+    with rx.device("cuda:0"):
+        x = rx.ones((1024, 1024), dtype="float32")
+        for _ in range(2):
+            step(x)
+        found = memory.report()
+        with rx.profile() as p:
+            step(x)
+            step(x)
+    assert found.graphs["step"] >= 4 * MIB
+    (row,) = p.ranges()
+    assert row.name.startswith("replay of") and row.calls == 2 and row.device_ms > 0
+
+
 # ----------------------------------------------------------------------------------- peak
 
 

@@ -22,7 +22,7 @@ from rtxarr import _device
 from rtxarr._replay import Recorder, recorder
 from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._capture_check import Watch
-from rtxarr.autograd._mode import is_recording
+from rtxarr.autograd._mode import PROFILED, is_recording, profiles, state
 from rtxarr.autograd._tape import Leaf, Tensor, make_tensor
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.libs import blas
@@ -120,6 +120,14 @@ class Captured:
     def n_graphs(self) -> int:
         return sum(isinstance(one, _Graph) for one in self._known.values())
 
+    def pool_bytes(self, place: Any) -> int:
+        """Give the bytes that the graphs on a device keep in memory pools of their own."""
+        graphs = [one for one in list(self._known.values()) if isinstance(one, _Graph)]
+        if not graphs or place.kind == "cpu":
+            return 0
+        with place:
+            return sum(graph.pool.total_bytes() for graph in graphs)
+
     def clear(self) -> None:
         """Forget all graphs and give their memory back."""
         with self._lock:
@@ -166,6 +174,9 @@ class Captured:
         if isinstance(known, _Graph):
             self._known.move_to_end(key)
             if known.take(leaves, stream):
+                if profiles and state.mode & PROFILED:
+                    with state.profile.range(f"replay of {_name(self._step)}"):
+                        return known.replay(stream)
                 return known.replay(stream)
             bound = known.bound & set(_bound(leaves, known.pointers))
         else:
