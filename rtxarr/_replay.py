@@ -8,8 +8,9 @@ copy to the GPU.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ _ALIGNMENT = 16
 
 class _Thread(threading.local):
     recorder: Recorder | None = None
+    resources: dict[Any, Any] | None = None
 
 
 _thread = _Thread()
@@ -79,6 +81,25 @@ def on_failure(undo: Callable[[], None]) -> None:
     """Call ``undo``, last come first, if the capture fails; nothing when none is under way."""
     if _thread.recorder is not None:
         _thread.recorder.undo.append(undo)
+
+
+def kept_resources() -> dict[Any, Any] | None:
+    """Return where the captured step that runs keeps what its graphs use; None outside of one.
+
+    Filled by its eager call too, so that what cannot be made during a capture is there.
+    """
+    return _thread.resources
+
+
+@contextlib.contextmanager
+def keeping(resources: dict[Any, Any]) -> Iterator[None]:
+    """Let what this thread does keep things in ``resources``."""
+    before = _thread.resources
+    _thread.resources = resources
+    try:
+        yield
+    finally:
+        _thread.resources = before
 
 
 def _copy(out: Any, values: np.ndarray, n_bytes: int) -> None:

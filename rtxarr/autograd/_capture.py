@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._replay import Recorder, recorder
+from rtxarr._replay import Recorder, keeping, recorder
 from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._capture_check import Watch
 from rtxarr.autograd._mode import PROFILED, is_recording, profiles, state
@@ -111,6 +111,7 @@ class Captured:
         self._lock = threading.RLock()
         self._streams: dict[int, Any] = {}
         self._workspaces: dict[int, Any] = {}
+        self._resources: dict[Any, Any] = {}
         self._last_stream: Any = None
         self._modules: list | None = None
         self._n_new = 0
@@ -132,6 +133,7 @@ class Captured:
         """Forget all graphs and give their memory back."""
         with self._lock:
             self._known.clear()
+            self._resources.clear()
 
     def __repr__(self):
         return f"<Captured {_name(self._step)}, {self.n_graphs} graphs>"
@@ -226,7 +228,7 @@ class Captured:
         self._modules = _modules(self._step, leaves)
         own.wait_event(current.record())
         try:
-            with own, blas.use_workspace(self._workspace()):
+            with own, keeping(self._resources), blas.use_workspace(self._workspace()):
                 args, kwargs = unflatten(structure, [_on_device(x) for x in leaves])
                 return _untracked(self._step(*args, **kwargs))
         finally:
@@ -243,6 +245,7 @@ class Captured:
         watch = Watch()
         with (
             own,
+            keeping(self._resources),
             cupy.cuda.using_allocator(graph.pool.malloc),
             blas.use_workspace(self._workspace()),
             graph.recorder,

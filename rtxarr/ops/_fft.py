@@ -11,6 +11,7 @@ from rtxarr import _device, dtypes
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
+from rtxarr.libs.fft import transform
 from rtxarr.ops._check import check_number
 from rtxarr.ops._elementwise import conj
 from rtxarr.ops._half import widen
@@ -60,10 +61,15 @@ def _fit(x, shape):
     return pad(x, [(0, n - m) for n, m in zip(shape, x.shape, strict=True)])
 
 
+def _transform(name, x, s, axes, norm):
+    if _device.is_device_array(x):
+        return transform(name, x, s, tuple(axes), norm)
+    return getattr(namespace(x).fft, name)(x, s=s, axes=axes, norm=norm)
+
+
 @differentiable
 def _fftn(x, /, *, s, axes, norm, inverse):
-    transform = namespace(x).fft
-    return (transform.ifftn if inverse else transform.fftn)(x, s=s, axes=axes, norm=norm)
+    return _transform("ifftn" if inverse else "fftn", x, s, axes, norm)
 
 
 # The matrix of a transform is symmetric: transposed, it is itself.
@@ -76,12 +82,12 @@ _fftn.defvjps(
 
 @differentiable(holomorphic=False)
 def _rfftn(x, /, *, s, axes, norm):
-    return namespace(x).fft.rfftn(x, s=s, axes=axes, norm=norm)
+    return _transform("rfftn", x, s, axes, norm)
 
 
 @differentiable(holomorphic=False)
 def _irfftn(x, /, *, s, axes, norm):
-    return namespace(x).fft.irfftn(x, s=s, axes=axes, norm=norm)
+    return _transform("irfftn", x, s, axes, norm)
 
 
 def _counts(like, n, axis):
