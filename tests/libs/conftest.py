@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rtxarr import _device
-from rtxarr.libs import _cublaslt, blas, dnn
+from rtxarr.libs import _cublaslt, _dnn, blas
 from rtxarr.ops import _attention, _conv
 from rtxarr.ops._conv import _unfolded, _unfolded_input, _unfolded_weight
 from rtxarr.ops._windows import Windows
@@ -610,8 +610,8 @@ def bare_dnn(monkeypatch):
     monkeypatch.setitem(vars(_device), "cupy", cupy)
     for module in (_attention, _conv):
         monkeypatch.setattr(module, "is_device_array", lambda x: isinstance(x, FakeArray))
-    monkeypatch.setattr(dnn, "_loaded", [])
-    monkeypatch.setattr(dnn, "_provider", dnn.Provider("attention and convolutions", "CuPy"))
+    monkeypatch.setattr(_dnn, "loaded", [])
+    monkeypatch.setattr(_dnn, "provider", blas.Provider("attention and convolutions", "CuPy"))
     monkeypatch.setenv("RTXARR_CACHE_DIR", "")
     monkeypatch.setitem(sys.modules, "cudnn", None)
     return cupy

@@ -13,7 +13,7 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import _device, libs
-from rtxarr.libs import _cudnn, blas, dnn
+from rtxarr.libs import _cudnn, _dnn, blas, dnn
 from rtxarr.ops._conv import _unfolded, _unfolded_input, _unfolded_weight
 from rtxarr.ops._windows import make_windows
 
@@ -48,7 +48,7 @@ def cupy(request, monkeypatch):
 def gpu(monkeypatch):
     found = pytest.importorskip("cupy")
     pytest.importorskip("cudnn")
-    library = dnn._library()
+    library = _dnn.library()
     assert library is not None, dnn.status().lines()
     monkeypatch.setattr(library, "cupy", Poisoned(found))
     return found
@@ -232,7 +232,7 @@ def test_attention_gradients_in_parts(served, monkeypatch, share):
     options = {"causal": True, "offset": 30, "window": None, "scale": 0.125}
     out, sums = dnn.try_attention(*arrays, **options)
     want = dnn.try_attention_grad(grad, out, sums, *arrays, **options, of_mask=False)
-    library = dnn._library()
+    library = _dnn.library()
     monkeypatch.setattr(library, "memory", lambda i: 16 * 2 * share)
     runs = []
     run = library.run
@@ -512,7 +512,7 @@ def test_plans_are_kept_on_disk(cupy, tmp_path, monkeypatch):
         random_image(cupy, rng, s, rx.bfloat16, True) for s in ((2, 16, 12, 12), (24, 16, 3, 3))
     )
     windows = make_windows((3, 3), (12, 12), 1, 1, 1)
-    library = dnn._library()
+    library = _dnn.library()
     plans = []
     candidates = library._candidates
     monkeypatch.setattr(library, "_candidates", lambda *a: plans.append(a) or candidates(*a))
@@ -714,7 +714,7 @@ def test_a_plan_serves_all_that_lie_alike(fake_dnn):
     assert plans(lambda: attend(cupy, lengths=cupy.ones(2, int))) == 1
     assert plans(lambda: attend(cupy, mask=cupy.ones((1, 1, 1, 8), bool))) == 1
     assert plans(lambda: attend(cupy, mask=cupy.ones((1, 1, 8, 1), bool))) == 0
-    assert dnn._library().n_plans() == 13
+    assert _dnn.library().n_plans() == 13
 
 
 def test_more_kinds_of_problems_than_are_kept(fake_dnn, monkeypatch):
@@ -764,11 +764,11 @@ def test_candidates_are_timed_and_the_fastest_is_kept(fake_dnn, monkeypatch, tmp
         fake_dnn.started.clear()
         np.testing.assert_array_equal(host(convolve(fake_dnn.cupy)), want)
         assert [engine for engine, _ in fake_dnn.started] == [2]
-        monkeypatch.setattr(dnn, "_loaded", [])
+        monkeypatch.setattr(_dnn, "loaded", [])
     assert fake_dnn.planned == 1
     # What is kept but not usable is chosen anew.
     fake_dnn.kept.clear()
-    monkeypatch.setattr(dnn, "_loaded", [])
+    monkeypatch.setattr(_dnn, "loaded", [])
     fake_dnn.cupy.times = iter([1.0, 2.0, 3.0])
     np.testing.assert_array_equal(host(convolve(fake_dnn.cupy)), want)
     assert fake_dnn.planned == 2

@@ -1,0 +1,210 @@
+"""Attention through cuDNN, and its gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from rtxarr.dtypes import is_half
+from rtxarr.libs import _attention_plans as plans
+from rtxarr.libs import _dnn
+from rtxarr.libs._attention_plans import Attention, AttentionGrad, dense, heads
+from rtxarr.libs._layout import Unsupported
+
+__all__ = ["deterministic", "refuse_dropout", "try_attention", "try_attention_grad"]
+
+_F32 = np.dtype("float32")
+_deterministic = [True]  # a list, to be seen by all threads
+# Of a device's memory that the scores kept for one gradient may take.
+_SHARE_OF_MEMORY = 16
+
+
+def deterministic(enabled: bool) -> None:
+    """Choose whether gradients of attention have the same bits each time, as they do by default.
+
+    If not, those by the queries are added up in any order: up to a tenth faster, and without the
+    table of all scores in half precision that a fixed order takes. Holds for all threads.
+    """
+    _deterministic[0] = bool(enabled)
+
+
+def refuse_dropout() -> None:
+    """Count an attention with dropout, whose random numbers are to be those of other devices."""
+    _dnn.provider.refused["attention with dropout"] += 1
+
+
+def try_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    lengths: Any,
+    *,
+    causal: bool,
+    offset: int,
+    window: int | None,
+    scale: float,
+) -> tuple[Any, Any] | None:
+    """Return attention and the logarithms of the sums of exponentials; None if not by cuDNN.
+
+    Parameters
+    ----------
+    q : CuPy array, shape (batch, n_heads, n_queries, head_dim)
+    k : CuPy array, shape (batch, n_kv_heads, n_keys, head_dim)
+    v : CuPy array, shape (batch, n_kv_heads, n_keys, value_dim)
+    mask : CuPy array, shape (batch or 1, n_heads or 1, n_queries or 1, n_keys or 1), or None
+        Of bool: True where a query may see a key. Of a floating dtype: added to the scores.
+    lengths : CuPy array of int, shape (batch,), or None
+        How many keys there are.
+    causal : bool
+        Let query ``i`` see keys up to ``i + offset`` only.
+    offset : int
+    window : int or None
+        Let query ``i`` see keys after ``i + offset - window`` only.
+    scale : float
+
+    Returns
+    -------
+    out : CuPy array, shape (batch, n_heads, n_queries, value_dim)
+        Zero for a query that sees no key. Heads lie behind the queries in memory.
+    logs : CuPy array of float32, shape (batch, n_heads, n_queries)
+    """
+    try:
+        _check_attention(q, k, v, mask, lengths, causal, offset, scale)
+        library = _dnn.library()
+        if library is None:
+            return None
+        _dnn.check(library, q, k, v, mask, lengths)
+        band = plans.band(q.shape[2], k.shape[2], causal, offset, window, mask, lengths)
+        cupy = library.cupy
+        q, k, v = (plans.rows(cupy, x) for x in (q, k, v))
+        out = plans.behind(cupy, (*q.shape[:3], v.shape[3]), q.dtype)
+        sums = cupy.empty(q.shape[:3], _F32)
+        added = plans.added(cupy, mask, q, k)
+        fields: list[Any] = [heads(x) for x in (q, k, v, out)]
+        fields += [_like_spec(added), lengths is not None, band, scale]
+        problem = Attention(*fields)
+        pointers = [x.data.ptr for x in (q, k, v)]
+        counts = plans.counts(cupy, lengths, q, k)
+        pointers += [x.data.ptr for x in (added, *counts) if x is not None]
+        library.run(problem, (*pointers, out.data.ptr, sums.data.ptr))
+    except Unsupported as reason:
+        _dnn.refuse(reason)
+        return None
+    blind = plans.blind(cupy, mask, lengths, q, k, causal, offset, window)
+    if blind is not None:
+        cupy.copyto(out, 0, where=blind[..., None])
+        cupy.copyto(sums, -np.inf, where=blind)
+    return out, sums
+
+
+def try_attention_grad(
+    grad: Any,
+    out: Any,
+    sums: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    lengths: Any,
+    *,
+    causal: bool,
+    offset: int,
+    window: int | None,
+    scale: float,
+    of_mask: bool,
+) -> list[Any] | None:
+    """Return the gradients of q, k, v and the mask (if ``of_mask``); None if not by cuDNN.
+
+    Parameters
+    ----------
+    grad : CuPy array, the shape of ``out``
+    out, sums : CuPy array
+        From :func:`try_attention` or equal code.
+
+    Other parameters are those of :func:`try_attention`.
+    """
+    try:
+        _check_attention(q, k, v, mask, lengths, causal, offset, scale)
+        if grad.dtype != q.dtype or out.dtype != q.dtype or sums.dtype != _F32:
+            raise Unsupported(f"a gradient of {grad.dtype} for {q.dtype}")
+        if q.shape[2] == k.shape[2] == 1:
+            raise Unsupported("the gradient of one query and one key")
+        library = _dnn.library()
+        if library is None:
+            return None
+        _dnn.check(library, grad, out, sums, q, k, v, mask, lengths)
+        band = plans.band(q.shape[2], k.shape[2], causal, offset, window, mask, lengths)
+        return _attention_grad(
+            library, grad, out, sums, q, k, v, mask, lengths, band, scale, of_mask
+        )
+    except Unsupported as reason:
+        _dnn.refuse(reason)
+        return None
+
+
+def _attention_grad(library, grad, out, sums, q, k, v, mask, lengths, band, scale, of_mask):
+    cupy = library.cupy
+    q, k, v, out, grad = (plans.rows(cupy, x) for x in (q, k, v, out, grad))
+    added = plans.added(cupy, mask, q, k)
+    if added is not None or lengths is not None:
+        # Where nothing was seen: probabilities exp(score - inf) are zero there.
+        sums = cupy.where(sums == -np.inf, np.float32(np.inf), sums)
+    sums = cupy.ascontiguousarray(sums)
+    of_added = None
+    if of_mask:
+        if mask.dtype != q.dtype:
+            raise Unsupported(f"the gradient of a mask of {mask.dtype} for {q.dtype}")
+        if mask.shape[2:] != (q.shape[2], k.shape[2]):
+            raise Unsupported("the gradient of a mask that is broadcast along queries or keys")
+        of_added = cupy.empty_like(added)
+    counts = plans.counts(cupy, lengths, q, k)
+    grads = [plans.like(cupy, x) for x in (q, k, v)]
+    whole = AttentionGrad(
+        *(heads(x) for x in (q, k, v, out, grad, *grads)),
+        mask=_like_spec(added),
+        grad_mask=_like_spec(of_added),
+        lengths=lengths is not None,
+        band=band,
+        scale=scale,
+        deterministic=_deterministic[0],
+    )
+    room = library.memory(q.data.device_id) // _SHARE_OF_MEMORY
+    arrays = (q, k, v, out, sums, grad, added, *counts, *grads, of_added)
+    for part in plans.parts(whole.score_bytes(), *k.shape[:2], room, of_added):
+        problem, pieces = whole, arrays
+        if part is not None:
+            pieces = tuple(plans.cut(x, part, *k.shape[:2]) for x in arrays)
+            specs = [heads(pieces[i]) for i in (0, 1, 2, 3, 5, 9, 10, 11)]
+            problem = AttentionGrad(*specs, _like_spec(pieces[6]), None, *whole[10:])
+        library.run(problem, tuple(x.data.ptr for x in pieces if x is not None))
+    return [*grads, of_added]
+
+
+def _like_spec(mask):
+    return None if mask is None else dense(mask.shape, mask.dtype.name)
+
+
+def _check_attention(q, k, v, mask, lengths, causal, offset, scale):
+    """Refuse what metadata alone tells, before the library is looked for."""
+    dtype = q.dtype
+    if not is_half(dtype):
+        raise Unsupported(f"attention in {dtype}")
+    if k.dtype != dtype or v.dtype != dtype:
+        raise Unsupported(f"attention in {dtype}, {k.dtype} and {v.dtype}")
+    head_dim, value_dim = q.shape[3], v.shape[3]
+    if head_dim % 8 or value_dim % 8 or max(head_dim, value_dim) > 256:
+        raise Unsupported("heads whose dimension is not a multiple of 8, at most 256")
+    if q.shape[2] == 1 and lengths is None:
+        # Its keys become more from call to call, and each number would take a plan.
+        raise Unsupported("a single query, without key_lengths")
+    if causal and offset < 0:
+        raise Unsupported("a causal offset below zero")
+    if not (scale > 0 and math.isfinite(scale)):
+        raise Unsupported("a scale that is not positive")
+    if mask is not None and lengths is not None:
+        raise Unsupported("a mask with key_lengths")
+    if mask is not None and mask.dtype not in (np.bool_, _F32, dtype):
+        raise Unsupported(f"a mask of {mask.dtype} for {dtype}")
