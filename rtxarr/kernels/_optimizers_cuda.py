@@ -11,6 +11,7 @@ import numpy as np
 from rtxarr._device import cuda
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels._multi_tensor_cuda import read, walk
+from rtxarr.kernels._vector import rounded_product
 from rtxarr.kernels.multi_tensor import FOUND
 from rtxarr.kernels.optimizers import N_NUMBERS, N_STATES
 
@@ -55,9 +56,10 @@ def kernel(name: str, *flags: bool, dtype: np.dtype, scaled: bool):
 
 
 def _unscaled(update, last):
+    # With the bits of a step on gradients that were unscaled before.
     @cuda.jit(device=True)
     def after_scaling(p, g, a, b, c, n):
-        return update(p, g * n[last], a, b, c, n)
+        return update(p, rounded_product(g, n[last]), a, b, c, n)
 
     return after_scaling
 

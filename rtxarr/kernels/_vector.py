@@ -98,6 +98,9 @@ def by_address(dtype: np.dtype, width: int) -> ByAddress:
 if _SIMULATING:
     # The simulator runs Python on NumPy scalars; these do what the PTX below does.
 
+    def rounded_product(a, b):
+        return a * b
+
     def _memory(address, name, width):
         kind = np.dtype(getattr(ml_dtypes, name, name))
         n_bytes = kind.itemsize * width
@@ -227,6 +230,29 @@ else:
         return store
 
     _I32 = ir.IntType(32)
+
+    def _rounded_product():
+        @intrinsic
+        def multiply(typingctx, a, b):
+            """Multiply, and round before anything is added: it is not fused into ``a * b + c``."""
+
+            def codegen(context, builder, signature, args):
+                kind = context.get_value_type(signature.return_type)
+                letter, bits = ("d", 64) if signature.return_type == types.float64 else ("f", 32)
+                asm = ir.InlineAsm(
+                    ir.FunctionType(kind, [kind, kind]),
+                    f"mul.rn.f{bits} $0, $1, $2;",
+                    f"={letter},{letter},{letter}",
+                    side_effect=False,
+                )
+                return builder.call(asm, args)
+
+            return a(a, a), codegen
+
+        return multiply
+
+    rounded_product = _rounded_product()
+
     _PACK = {
         kind: ir.InlineAsm(
             ir.FunctionType(_I32, [_F32, _F32]),

@@ -22,12 +22,12 @@ from rtxarr.dtypes import accumulator
 
 __all__ = [
     "average",
+    "averaging",
     "batches",
     "find_not_finite",
     "move_scale",
     "norm_and_factor",
     "scaled_copies",
-    "tabulate",
     "upload",
 ]
 
@@ -54,9 +54,12 @@ def batches(rows: Iterable[tuple], key: Callable[[tuple], Any]) -> Iterator[tupl
                 yield name, group[start : start + MOST]
 
 
+_gpu_of = attrgetter("data.device_id")
+
+
 def gpu_of(x: Any) -> int | None:
     """Return which GPU an array is on; None in the simulator."""
-    return None if isinstance(x, (np.ndarray, np.generic)) else x.data.device_id
+    return None if isinstance(x, (np.ndarray, np.generic)) else _gpu_of(x)
 
 
 def on_gpu(index: int | None) -> contextlib.AbstractContextManager:
@@ -106,12 +109,6 @@ def addresses(arrays: Sequence) -> np.ndarray:
 def sizes_of(arrays: Sequence) -> tuple[int, ...]:
     """Return how many elements arrays have."""
     return tuple([x.size for x in arrays])
-
-
-def tabulate(rows: Sequence[tuple], tail: Callable[[], np.ndarray] | None = None) -> Table:
-    """Bring rows of arrays to the GPU, see :func:`upload`; those of a row have one size."""
-    columns = list(zip(*rows, strict=True))
-    return upload([addresses(column) for column in columns], sizes_of(columns[0]), tail)
 
 
 def upload(
@@ -171,16 +168,32 @@ def contiguous(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.flags.c_contiguous if known is None else known
 
 
-def made_contiguous(arrays: Iterable) -> list:
+_all_of_gpu = attrgetter("_c_contiguous")
+
+
+def made_contiguous(arrays: list) -> list:
     """Return the arrays, with copies of those that are not C-contiguous."""
+    if not _device._SIMULATING and all(map(_all_of_gpu, arrays)):
+        return arrays
     return [x if contiguous(x) else namespace(x).ascontiguousarray(x) for x in arrays]
 
 
 def on_one_gpu(arrays: Sequence) -> bool:
     """Tell whether all arrays are on one GPU (or in the simulator)."""
-    if not all(map(_device.runs_kernels, arrays)):
+    if len(set(map(type, arrays))) > 1 or not _device.runs_kernels(arrays[0]):
         return False
-    return len({gpu_of(x) for x in arrays}) == 1
+    return isinstance(arrays[0], np.ndarray) or len(set(map(_gpu_of, arrays))) == 1
+
+
+def _kinds(arrays: Sequence) -> Iterator[tuple[Any, Sequence[int]]]:
+    """Give each dtype with the places of its arrays, at most ``MOST`` at once."""
+    dtypes = dict.fromkeys([x.dtype for x in arrays])
+    for dtype in dtypes:
+        places: Sequence[int] = range(len(arrays))
+        if len(dtypes) > 1:
+            places = [i for i in places if arrays[i].dtype == dtype]
+        for start in range(0, len(places), MOST):
+            yield dtype, places[start : start + MOST]
 
 
 def norm_and_factor(arrays: Sequence, max_norm: float) -> Any:
@@ -200,16 +213,17 @@ def norm_and_factor(arrays: Sequence, max_norm: float) -> Any:
     """
     from rtxarr.kernels._multi_tensor_cuda import finish_norm, squares
 
-    dtype = accumulator(arrays[0].dtype)
-    xp = namespace(*arrays)
-    partial = xp.empty(sum(-(-x.size // CHUNK) for x in arrays), dtype=dtype)
-    first = 0
-    for source, rows in batches(((x,) for x in arrays), lambda row: row[0].dtype):
-        table = tabulate(rows)
-        table.launch(squares(source), partial, first)
-        first += table.blocks.shape[0]
-    out = xp.empty(2, dtype=dtype)
-    launch(finish_norm(dtype), 1, (partial, dtype.type(max_norm), out), block=THREADS)
+    dtype = np.dtype(accumulator(arrays[0].dtype))
+    with on_gpu(gpu_of(arrays[0])):
+        partial = _empty((sum([-(-x.size // CHUNK) for x in arrays]),), dtype)
+        first = 0
+        for source, places in _kinds(arrays):
+            found = made_contiguous([arrays[i] for i in places])  # alive until the launch
+            table = upload([addresses(found)], sizes_of(found))
+            table.launch(squares(source), partial, first)
+            first += table.blocks.shape[0]
+        out = _empty((2,), dtype)
+        launch(finish_norm(dtype), 1, (partial, dtype.type(max_norm), out), block=THREADS)
     return out
 
 
@@ -220,21 +234,29 @@ def scaled_copies(arrays: Sequence, factor: Any, at: int = 0, *, inverse: bool =
     """
     from rtxarr.kernels._multi_tensor_cuda import scale
 
-    xp = namespace(*arrays)
-    copies = [xp.empty(x.shape, dtype=x.dtype) for x in arrays]
-    rows = zip(copies, arrays, strict=True)
-    for dtype, group in batches(rows, lambda row: row[0].dtype):
-        table = tabulate(group)
-        table.launch(scale(dtype, inverse=inverse), factor, at)
+    with on_gpu(gpu_of(arrays[0])):
+        copies = [_empty(x.shape, x.dtype) for x in arrays]
+        for dtype, places in _kinds(arrays):
+            found = made_contiguous([arrays[i] for i in places])
+            columns = [addresses([copies[i] for i in places]), addresses(found)]
+            table = upload(columns, sizes_of(found))
+            table.launch(scale(dtype, inverse=inverse), factor, at)
     return copies
+
+
+def _empty(shape: tuple, dtype: Any) -> Any:
+    """Make an array without the cost of ``xp.empty``, half of it."""
+    return np.empty(shape, dtype) if _device._SIMULATING else _device.cupy.ndarray(shape, dtype)
 
 
 def find_not_finite(arrays: Sequence, state: Any, slot: int) -> None:
     """Set ``state[FOUND + slot]`` to 1 if any element is infinite or NaN."""
     from rtxarr.kernels._multi_tensor_cuda import check
 
-    for dtype, rows in batches(((x,) for x in arrays), lambda row: row[0].dtype):
-        tabulate(rows).launch(check(dtype), state, slot)
+    with on_gpu(gpu_of(state)):
+        for dtype, places in _kinds(arrays):
+            found = made_contiguous([arrays[i] for i in places])
+            upload([addresses(found)], sizes_of(found)).launch(check(dtype), state, slot)
 
 
 def move_scale(state: Any, growth: float, backoff: float, interval: int) -> None:
@@ -245,21 +267,39 @@ def move_scale(state: Any, growth: float, backoff: float, interval: int) -> None
     launch(update_scale(), 1, (state, *numbers))
 
 
-def average(
-    targets: Sequence, sources: Sequence, numbers: Callable[[], tuple[float, float]]
-) -> None:
+class Averaging(NamedTuple):
+    """Arrays to be averaged into others, prepared by :func:`averaging`: one launch of them."""
+
+    gpu: int | None
+    dtypes: tuple[Any, Any]
+    columns: list[np.ndarray]
+    sizes: tuple[int, ...]
+
+
+def averaging(targets: Sequence, sources: Sequence) -> list[Averaging]:
+    """Prepare :func:`average`, which goes for as long as the arrays lie where they are."""
+    rows = zip(targets, sources, strict=True)
+    found = []
+    for dtypes, group in batches(rows, lambda row: (row[0].dtype, row[1].dtype)):
+        to, of = zip(*group, strict=True)
+        columns = [addresses(to), addresses(of)]
+        found.append(Averaging(gpu_of(to[0]), dtypes, columns, sizes_of(to)))
+    return found
+
+
+def average(prepared: Sequence[Averaging], numbers: Callable[[], tuple[float, float]]) -> None:
     """Move each target ``a`` to ``keep * a + new * source`` in place.
 
     ``numbers()`` gives ``keep`` and ``new``, for each step, eager or replayed.
     """
     from rtxarr.kernels._multi_tensor_cuda import average as kernel
 
-    rows = zip(targets, sources, strict=True)
-    for (target, source), group in batches(rows, lambda row: (row[0].dtype, row[1].dtype)):
+    for gpu, (target, source), columns, sizes in prepared:
         scalar = accumulator(target)
 
         def tail(scalar=scalar):
             return np.array([*numbers(), 0, 0], scalar).view(np.int64)
 
-        table = tabulate(group, tail)
-        table.launch(kernel(target, source), table.rest(0, scalar))
+        with on_gpu(gpu):
+            table = upload(columns, sizes, tail)
+            table.launch(kernel(target, source), table.rest(0, scalar))

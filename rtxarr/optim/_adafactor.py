@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from rtxarr._device import namespace
+from rtxarr.ops._elementwise import clip
 from rtxarr.optim._optimizer import Optimizer, Schedule, require
 
 
@@ -101,11 +102,11 @@ class Adafactor(Optimizer):
         rate = settings["rate"]
         if settings["relative_step"]:
             # Root mean squares stay on the device, so no step waits for it.
-            rate = xp.clip(_rms(xp, param), min=eps2) * rate
-        clip = xp.clip(_rms(xp, update) / settings["clip_threshold"], min=1.0)
+            rate = clip(_rms(xp, param), min=eps2) * rate
+        excess = clip(_rms(xp, update) / settings["clip_threshold"], min=1.0)
         if settings["weight_decay"]:
             param *= settings["shrink"]
-        param -= rate / clip * update
+        param -= rate / excess * update
 
 
 def _moved(mean, value, *, keep, new):

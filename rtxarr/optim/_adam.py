@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from rtxarr._device import namespace
+from rtxarr.ops._elementwise import sign
 from rtxarr.optim._optimizer import Optimizer, Schedule, require
 
 
@@ -165,10 +166,9 @@ class Lion(Optimizer):
         return {"momentum": namespace(param).zeros_like(param)}
 
     def update(self, param, grad, state, settings):
-        xp = namespace(param)
         beta1, beta2 = settings["betas"]
         m = state["momentum"]
-        direction = xp.sign(beta1 * m + (1 - beta1) * grad)
+        direction = sign(beta1 * m + (1 - beta1) * grad)
         param *= 1 - settings["lr"] * settings["weight_decay"]
         param -= settings["lr"] * direction
         m *= beta2

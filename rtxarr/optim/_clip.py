@@ -5,7 +5,8 @@ from typing import Any
 
 from rtxarr._device import namespace
 from rtxarr.dtypes import accumulator
-from rtxarr.kernels.multi_tensor import made_contiguous, norm_and_factor, on_one_gpu, scaled_copies
+from rtxarr.kernels.multi_tensor import norm_and_factor, on_one_gpu, scaled_copies
+from rtxarr.ops._elementwise import clip
 from rtxarr.ops._half import widen
 from rtxarr.optim._optimizer import require_params
 
@@ -34,21 +35,19 @@ def clip_grad_norm(params: Iterable, max_norm: float) -> Any:
         return namespace().zeros((), dtype="float32")
     grads = [p.grad for p in params]
     xp = namespace(*grads)
-    if on_one_gpu(grads) and len({accumulator(g.dtype) for g in grads}) == 1:
-        grads = made_contiguous(grads)
+    if on_one_gpu(grads) and len({accumulator(dtype) for dtype in {g.dtype for g in grads}}) == 1:
         found = norm_and_factor(grads, max_norm)
         if max_norm < float("inf"):
             for param, grad in zip(params, scaled_copies(grads, found, 1), strict=True):
-                param.grad = xp.reshape(grad, param.shape)
+                param.node.grad = grad  # it fits: no need of the property's checks
         return xp.reshape(found[:1], ())
     total = None
-    for param in params:
-        grad = widen(param.grad)
+    for grad in map(widen, grads):
         square = xp.sum(grad * grad)
         total = square if total is None else total + square
     norm = xp.sqrt(total)
     if max_norm < float("inf"):
-        scale = xp.clip(max_norm / (norm + 1e-6), max=1.0)
+        scale = clip(max_norm / (norm + 1e-6), max=1.0)
         for param in params:
             # A new array: the old one may be shared with someone who keeps it.
             param.grad = param.grad * xp.astype(scale, param.dtype)
@@ -68,5 +67,4 @@ def clip_grad_value(params: Iterable, max_value: float) -> None:
         raise ValueError(f"max_value must be > 0, got {max_value}")
     for param in require_params(params):
         if param.grad is not None:
-            xp = namespace(param.grad)
-            param.grad = xp.clip(param.grad, min=-max_value, max=max_value)
+            param.grad = clip(param.grad, min=-max_value, max=max_value)

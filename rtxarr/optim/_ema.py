@@ -1,19 +1,27 @@
 """Exponential moving average of parameters."""
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rtxarr import _replay
 from rtxarr._device import device_of, is_array, is_device_array, namespace, runs_kernels, to_device
 from rtxarr.autograd._tape import mark_changed
-from rtxarr.kernels.multi_tensor import average as move_averages
-from rtxarr.kernels.multi_tensor import contiguous
+from rtxarr.kernels.multi_tensor import Averaging, average, averaging, contiguous
 from rtxarr.ops._half import widen
 from rtxarr.optim._optimizer import require, require_keys, require_params
+
+
+class _Plan(NamedTuple):
+    """How to update, as long as ``arrays`` are the averages and the parameters' arrays."""
+
+    arrays: list
+    together: list[Averaging]
+    alone: list[int]
 
 
 class ExponentialMovingAverage:
@@ -49,6 +57,7 @@ class ExponentialMovingAverage:
         self.decay = decay
         self.warmup = warmup
         self.n_updates = 0
+        self._plan: _Plan | None = None
         self.averages = [namespace(p.data).asarray(widen(p.data), copy=True) for p in self.params]
 
     def update(self) -> None:
@@ -56,18 +65,24 @@ class ExponentialMovingAverage:
         self._count(1)
         _replay.on_replay(partial(self._count, 1))
         _replay.on_failure(partial(self._count, -1))
-        pairs = list(zip(self.averages, (p.data for p in self.params), strict=True))
-        together = [pair for pair in pairs if runs_kernels(pair[0]) and all(map(contiguous, pair))]
-        if together:
-            targets, sources = zip(*together, strict=True)
-            move_averages(targets, sources, self._weights)
-        if len(together) < len(pairs):
-            done = {id(target) for target, _ in together}
-            for target, param in pairs:
-                if id(target) not in done:
-                    keep, new = self._weights_for(target)
-                    target *= keep
-                    target += new * widen(param)
+        arrays = [p.data for p in self.params]
+        plan = self._plan
+        if plan is None or not all(map(operator.is_, (*self.averages, *arrays), plan.arrays)):
+            plan = self._plan = self._planned(arrays)
+        average(plan.together, self._weights)
+        for i in plan.alone:
+            target = self.averages[i]
+            keep, new = self._weights_for(target)
+            target *= keep
+            target += new * widen(arrays[i])
+
+    def _planned(self, arrays):
+        together, alone = [], []
+        for i, pair in enumerate(zip(self.averages, arrays, strict=True)):
+            fits = runs_kernels(pair[0]) and all(map(contiguous, pair))
+            (together if fits else alone).append(i)
+        launches = averaging([self.averages[i] for i in together], [arrays[i] for i in together])
+        return _Plan([*self.averages, *arrays], launches, alone)
 
     def _count(self, n):
         self.n_updates += n
@@ -77,17 +92,17 @@ class ExponentialMovingAverage:
         decay = min(self.decay, (1 + n) / (10 + n)) if self.warmup else self.decay
         return decay, 1 - decay
 
-    def _weights_for(self, average):
-        if _replay.recorder() is None or not is_device_array(average):
+    def _weights_for(self, target):
+        if _replay.recorder() is None or not is_device_array(target):
             return self._weights()
-        return _replay.from_host(lambda: np.array(self._weights(), average.dtype))
+        return _replay.from_host(lambda: np.array(self._weights(), target.dtype))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Put the averages in place of the parameters for a ``with`` block."""
         originals = [param.data for param in self.params]
-        for param, average in zip(self.params, self.averages, strict=True):
-            param.data = namespace(average).astype(average, param.dtype, copy=True)
+        for param, values in zip(self.params, self.averages, strict=True):
+            param.data = namespace(values).astype(values, param.dtype, copy=True)
             mark_changed(param)
         try:
             yield
@@ -98,7 +113,7 @@ class ExponentialMovingAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """Give what :meth:`load_state_dict` needs to go on; its arrays change with updates."""
-        averages = {str(i): average for i, average in enumerate(self.averages)}
+        averages = {str(i): values for i, values in enumerate(self.averages)}
         return {"n_updates": self.n_updates, "averages": averages}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -110,15 +125,15 @@ class ExponentialMovingAverage:
             str(i) for i in range(len(self.averages))
         }:
             raise ValueError(f"state must have {len(self.averages)} averages, got {len(loaded)}")
-        for i, average in enumerate(self.averages):
+        for i, old in enumerate(self.averages):
             new = loaded[str(i)]
             if not is_array(new):
                 raise TypeError(f"average {i} must be an array, got {type(new).__name__}")
-            if new.shape != average.shape or new.dtype != average.dtype:
+            if new.shape != old.shape or new.dtype != old.dtype:
                 raise ValueError(
-                    f"average {i} must have shape {average.shape} and dtype {average.dtype}, got "
+                    f"average {i} must have shape {old.shape} and dtype {old.dtype}, got "
                     f"{new.shape} and {new.dtype}"
                 )
-        for i, average in enumerate(self.averages):
-            average[...] = to_device(loaded[str(i)], device_of(average))
+        for i, old in enumerate(self.averages):
+            old[...] = to_device(loaded[str(i)], device_of(old))
         self.n_updates = state["n_updates"]

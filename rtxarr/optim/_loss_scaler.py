@@ -12,8 +12,8 @@ from rtxarr.autograd._tape import raw
 from rtxarr.kernels.multi_tensor import (
     FOUND,
     find_not_finite,
-    made_contiguous,
     move_scale,
+    on_one_gpu,
     scaled_copies,
 )
 from rtxarr.ops._half import widen
@@ -148,7 +148,7 @@ class LossScaler:
             factor = 1 / self.current
             news = [xp.astype(widen(grad) * factor, grad.dtype) for grad in grads]
         for param, new in zip(params, news, strict=True):
-            param.grad = namespace(new).reshape(new, param.shape)
+            param.grad = new
 
     def step(self, optimizer: Optimizer) -> None:
         """Make a step of the optimizer with the unscaled gradients, if all of them are finite.
@@ -225,18 +225,14 @@ class LossScaler:
         """Look for gradients that are not finite; give the parameters that have one, and them."""
         params = [p for p in optimizer._params() if p.grad is not None]
         grads = [p.grad for p in params]
-        for grad in grads:
-            if device_of(grad) != device_of(self._state):
-                raise ValueError(
-                    f"gradients must be on {device_of(self._state)}, where the scale is, got one "
-                    f"on {device_of(grad)}"
-                )
-        place = FOUND + self._slots[optimizer]
         if runs_kernels(self._state):
-            grads = made_contiguous(grads)
+            if not on_one_gpu([self._state, *grads]):
+                raise ValueError(
+                    f"gradients must all be on {device_of(self._state)}, where the scale is"
+                )
             find_not_finite(grads, self._state, self._slots[optimizer])
         elif not all(bool(namespace(g).all(namespace(g).isfinite(widen(g)))) for g in grads):
-            self._state[place] = 1
+            self._state[FOUND + self._slots[optimizer]] = 1
         return params, grads
 
     def __repr__(self):

@@ -114,13 +114,13 @@ class Optimizer:
 
     def _step(self, scaling: tuple[Any, int, int] | None) -> None:
         """Update; ``scaling`` is the first three of :class:`Scaling`."""
-        shape: list[tuple] = []
-        pairs: list[tuple] = []
+        shape, params, grads = [], [], []
         for group in self.groups:
-            before = len(pairs)
-            pairs += [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
-            shape.append((self.kernel(group), len(pairs) - before))
-        params = [p for p, _ in pairs]
+            found = [p.grad for p in group["params"]]
+            live = [p for p, grad in zip(group["params"], found, strict=True) if grad is not None]
+            params += live
+            grads += [grad for grad in found if grad is not None]
+            shape.append((self.kernel(group), len(live)))
         arrays = [p.data for p in params]
         plan = self._plan
         if plan is None or not plan.holds(shape, params, arrays):
@@ -134,10 +134,10 @@ class Optimizer:
             )
         self._follow()
         for batch in plan.batches:
-            self._step_together(batch, [pairs[i][1] for i in batch.places], scaling)
+            self._step_together(batch, [grads[i] for i in batch.places], scaling)
         for i in plan.alone:
-            param, grad = pairs[i]
-            self._step_alone(param.data, grad, self.state[param], self.groups[plan.groups[i]])
+            state, group = self.state[params[i]], self.groups[plan.groups[i]]
+            self._step_alone(arrays[i], grads[i], state, group)
         for param in params:
             mark_changed(param)
 
@@ -161,19 +161,19 @@ class Optimizer:
         found = []
         for key, group in batches(rows, lambda row: (row[2], row[0].dtype)):
             data, own, _, live, numbered, states, bases = zip(*group, strict=True)
-            owners = list(zip(states, bases, strict=True))
             columns = [addresses(column) for column in (data, *zip(*own, strict=True))]
-            batch = _Batch(key[0], data[0], columns, sizes_of(data), live, numbered, owners)
+            batch = _Batch(key[0], data[0], columns, sizes_of(data), live, numbered, states, bases)
             found.append(batch)
         return _Plan(shape, params, arrays, groups, found, alone)
 
     def _step_together(self, batch, grads, scaling):
         def owners():
-            keys = []
-            for state, base in batch.owners:
-                state["step"] = step = state["step"] + 1
-                keys.append(base + step)
-            _replay.on_failure(partial(_uncount, [state for state, _ in batch.owners]))
+            for state in batch.states:
+                state["step"] += 1
+            _replay.on_failure(partial(_uncount, batch.states))
+            keys = [
+                state["step"] + base for state, base in zip(batch.states, batch.bases, strict=True)
+            ]
             kinds = {key: i for i, key in enumerate(dict.fromkeys(keys))}
             sets = [kinds[key] for key in keys] if len(kinds) > 1 else [0] * len(keys)
             low = (1 << 40) - 1
@@ -375,8 +375,8 @@ class _Batch(NamedTuple):
     """Parameters that one launch updates.
 
     ``columns`` has the addresses of the parameters and of each kind of state, which stay;
-    ``places`` are among the parameters that have gradients, ``numbered`` among all; ``owners`` are
-    the state and the group's index, times 2**40.
+    ``places`` are among the parameters that have gradients, ``numbered`` among all; ``bases`` are
+    the index of each one's group, times 2**40.
     """
 
     key: tuple
@@ -385,7 +385,8 @@ class _Batch(NamedTuple):
     sizes: tuple[int, ...]
     places: tuple[int, ...]
     numbered: tuple[int, ...]
-    owners: list[tuple[dict, int]]
+    states: tuple[dict, ...]
+    bases: tuple[int, ...]
 
 
 class _Plan(NamedTuple):
