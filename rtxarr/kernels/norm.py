@@ -140,8 +140,8 @@ def normalize_gradient(
     )
     if n_params > at_once:
         partial = _sum_columns(xp, grad, x, centre, inverse, n, wide=wide, centred=centred)
-    of_weight = _join(xp, partial[0], n, dtype) if needs[0] else None
-    of_bias = _join(xp, partial[1], n, dtype) if needs[1] else None
+    of_weight = sum_rows(xp, partial[0], n, dtype) if needs[0] else None
+    of_bias = sum_rows(xp, partial[1], n, dtype) if needs[1] else None
     return out, of_weight, of_bias
 
 
@@ -189,7 +189,8 @@ def _sum_columns(
     return partial
 
 
-def _join(xp: Any, partial: Any, n: int, dtype: Any) -> Any:
+def sum_rows(xp: Any, partial: Any, n: int, dtype: Any) -> Any:
+    """Add up rows of ``n`` partial sums, in a fixed order."""
     from rtxarr.kernels._norm_cuda import JOIN_BLOCK, join
 
     out = xp.empty(n, dtype=dtype)

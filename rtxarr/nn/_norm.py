@@ -99,6 +99,8 @@ class GroupNorm(Module):
         ``n_channels`` is a multiple of ``n_groups``; channels lie along axis 1.
     eps : float > 0, default 1e-5
         Added to the variance.
+    activation : {None, "silu"}, default None
+        To apply to the result.
     dtype : dtype, default float32
     device : Device or str, default the current one
 
@@ -113,21 +115,27 @@ class GroupNorm(Module):
         n_channels: int,
         *,
         eps: float = 1e-5,
+        activation: str | None = None,
         dtype: Any = None,
         device: str | Device | None = None,
     ):
         check_sizes(n_groups=n_groups, n_channels=n_channels)
+        if activation not in (None, "silu"):
+            raise ValueError(f"activation must be None or 'silu', got {activation!r}")
         if n_channels % n_groups:
             raise ValueError(
                 f"n_channels must be a multiple of n_groups, got {n_channels} and {n_groups}"
             )
         self.n_groups, self.n_channels = n_groups, n_channels
         self.eps = eps
+        self.activation = activation
         self.weight = Parameter((n_channels,), init="ones", dtype=dtype, device=device)
         self.bias = Parameter((n_channels,), init="zeros", dtype=dtype, device=device)
 
     def forward(self, x):
-        return ops.group_norm(x, self.n_groups, self.weight, self.bias, eps=self.eps)
+        return ops.group_norm(
+            x, self.n_groups, self.weight, self.bias, eps=self.eps, activation=self.activation
+        )
 
     def __repr__(self):
         return call_text(self, "n_groups", "n_channels", "eps")

@@ -5,11 +5,13 @@ For the backward pass it keeps the input, the weight and the statistics of each 
 
 import math
 
-from rtxarr._device import namespace
+from rtxarr._device import namespace, runs_kernels
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import accumulator, result_type
+from rtxarr.kernels import group_norm as group_kernels
 from rtxarr.kernels import norm as kernels
+from rtxarr.ops._activations import _silu_slope, silu
 from rtxarr.ops._check import check_floating, check_number
 from rtxarr.ops._half import widen
 from rtxarr.ops._manipulate import reshape
@@ -120,7 +122,16 @@ def _check(x, weight, bias, shape, eps):
     check_number("eps", eps, above=0)
 
 
+def _in_one_dtype(*arrays):
+    """Widen half precision that meets float32 for the kernels, which take one dtype."""
+    dtypes = {a.dtype for a in arrays if a is not None}
+    if len(dtypes) > 1 and runs_kernels(raw(arrays[0])):
+        return tuple(a if a is None else widen(a) for a in arrays)
+    return arrays
+
+
 def _apply(x, weight, bias, axes, affine, eps, centred=True):
+    x, weight, bias = _in_one_dtype(x, weight, bias)
     data = raw(x)
     fill = affine == data.shape[axes[0] :] and kernels.fits(data, raw(weight), raw(bias))
     if 0 in data.shape:  # nothing to normalize, and no statistics
@@ -200,7 +211,99 @@ def _channels(x):
     return x.shape[1]
 
 
-def group_norm(x, n_groups: int, weight=None, bias=None, *, eps: float = 1e-5):
+def _in_groups(x, n_groups):
+    """Split the channels of ``x``; give also the shape of its parameters against that."""
+    shape = x.shape
+    groups = reshape(x, (shape[0], n_groups, shape[1] // n_groups, *shape[2:]))
+    return groups, (n_groups, shape[1] // n_groups) + (1,) * (len(shape) - 2)
+
+
+def _group_formula(x, weight, bias, n_groups, eps):
+    groups, affine = _in_groups(x, n_groups)
+    out = _apply(groups, weight, bias, tuple(range(2, groups.ndim)), affine, eps)
+    return reshape(out, x.shape)
+
+
+@differentiable
+def _group_norm(x, weight, bias, centre, inverse, /, *, n_groups, eps, activation):
+    """Normalize in groups, with kernels that fill in the statistics if these are given."""
+    options = {"n_groups": n_groups, "eps": eps, "silu": activation == "silu"}
+    if centre is not None:
+        return group_kernels.group_normalize(x, weight, bias, centre, inverse, **options)
+    return _activated(_group_formula(x, weight, bias, n_groups, eps), activation)
+
+
+def _activated(x, activation):
+    return silu(x) if activation == "silu" else x
+
+
+def _before_activation(g, x, weight, bias, n_groups, eps, activation):
+    if activation == "silu":
+        return _silu_slope(_group_formula(x, weight, bias, n_groups, eps), g)
+    return g
+
+
+def _group_norm_rule(
+    g, x, weight, bias, centre, inverse, n_groups, eps, activation, needs, bias_shape
+):
+    tensors = any(isinstance(a, Tensor) for a in (g, x, weight, bias))
+    if centre is not None and not tensors and kernels.fits(g, x):
+        options = {"n_groups": n_groups, "silu": activation == "silu", "needs": needs[1:3]}
+        gradients = group_kernels.group_normalize_gradient(
+            g, x, weight, bias, centre, inverse, **options
+        )
+        return (*gradients, None, None)
+    g = _before_activation(g, x, weight, bias, n_groups, eps, activation)
+    groups, affine = _in_groups(x, n_groups)
+    axes = tuple(range(2, groups.ndim))
+    centre, square = _statistics(groups, axes, True)
+    inverse = (square + eps) ** -0.5
+    of_x, *rest = _normalize_rule(
+        reshape(g, groups.shape),
+        groups,
+        weight,
+        bias_shape,
+        centre,
+        inverse,
+        axes,
+        affine,
+        eps,
+        False,
+        needs,
+    )
+    return of_x if of_x is None else reshape(of_x, x.shape), *rest
+
+
+_group_norm.defvjp(_group_norm_rule)
+
+
+def _group_norm_per_sample(g, x, weight, bias, n_groups, eps, activation, hat):
+    """Give the gradients of the weight (or without ``hat`` the bias) for each sample."""
+    g = widen(_before_activation(g, x, weight, bias, n_groups, eps, activation))
+    if hat:
+        g = g * widen(_group_formula(widen(x), None, None, n_groups, eps))
+    return sum(g, axis=tuple(range(2, g.ndim))) if g.ndim > 2 else g
+
+
+_group_norm.defper_sample(
+    weight=lambda g, x, weight, bias, n_groups, eps, activation: _group_norm_per_sample(
+        g, x, weight, bias, n_groups, eps, activation, True
+    ),
+    bias=lambda g, x, weight, bias, n_groups, eps, activation: _group_norm_per_sample(
+        g, x, weight, bias, n_groups, eps, activation, False
+    ),
+)
+
+
+def group_norm(
+    x,
+    n_groups: int,
+    weight=None,
+    bias=None,
+    *,
+    eps: float = 1e-5,
+    activation: str | None = None,
+):
     """Normalize to zero mean and unit variance over each group of channels of a sample.
 
     Parameters
@@ -211,10 +314,13 @@ def group_norm(x, n_groups: int, weight=None, bias=None, *, eps: float = 1e-5):
     weight, bias : array or Tensor, shape (channels,), optional
     eps : float, above 0, default 1e-5
         Added to the variance.
+    activation : {None, "silu"}, default None
+        To apply to the result: :func:`silu` in the same pass over memory.
 
     Returns
     -------
     array or Tensor, shape of ``x``
+        On a GPU with channels first or last in memory, as they are in ``x``.
 
     References
     ----------
@@ -224,10 +330,16 @@ def group_norm(x, n_groups: int, weight=None, bias=None, *, eps: float = 1e-5):
     if not isinstance(n_groups, int) or n_groups < 1 or channels % n_groups:
         raise ValueError(f"n_groups must divide the {channels} channels of x, got {n_groups!r}")
     _check(x, weight, bias, (channels,), eps)
-    groups = reshape(x, (x.shape[0], n_groups, channels // n_groups, *x.shape[2:]))
-    affine = (n_groups, channels // n_groups) + (1,) * (x.ndim - 2)
-    out = _apply(groups, weight, bias, tuple(range(2, groups.ndim)), affine, eps)
-    return reshape(out, x.shape)
+    if activation not in (None, "silu"):
+        raise ValueError(f"activation must be None or 'silu', got {activation!r}")
+    x, weight, bias = _in_one_dtype(x, weight, bias)
+    data = raw(x)
+    if not group_kernels.fits(data, raw(weight), raw(bias)):
+        return _activated(_group_formula(x, weight, bias, n_groups, eps), activation)
+    xp, shape = namespace(data), (x.shape[0], n_groups) + (1,) * (x.ndim - 1)
+    centre, inverse = (xp.empty(shape, dtype=accumulator(x.dtype)) for _ in range(2))
+    options = {"n_groups": n_groups, "eps": eps, "activation": activation}
+    return _group_norm(x, weight, bias, centre, inverse, **options)
 
 
 def batch_norm(x, weight=None, bias=None, *, mean=None, var=None, eps: float = 1e-5):

@@ -6,6 +6,7 @@ import rtxarr as rx
 from rtxarr.ops._activations import _dropout
 from rtxarr.ops._conv import _convolution_weight
 from rtxarr.ops._losses import _cross_entropy, _cross_entropy_gradient
+from rtxarr.ops._norm import _group_norm
 from rtxarr.ops._pool import _mean_of_largest, _spread_evenly, _spread_to_largest
 from rtxarr.ops._resize import _resample, _resample_transpose
 from rtxarr.ops._windows import make_windows
@@ -178,6 +179,15 @@ CASES = {
         )
     ],
     # normalizations
+    "_group_norm": [
+        (
+            lambda x, w, b, activation=activation: _group_norm(
+                x, w, b, None, None, n_groups=2, eps=1e-5, activation=activation
+            ),
+            (SIGNAL, ROW, Y[0]),
+        )
+        for activation in (None, "silu")
+    ],
     "_normalize": [
         (rx.layer_norm, (Y, ROW, Y[0])),
         (lambda x: rx.layer_norm(x, n_axes=2), (SIGNAL,)),

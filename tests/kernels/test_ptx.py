@@ -174,6 +174,33 @@ def activation_cases():
                 yield title, backward(which, dtype_of(name), wide), (values,) * 3
 
 
+def group_norm_cases():
+    from rtxarr.kernels._group_norm_cuda import channels_first, channels_last, merges
+    from rtxarr.kernels._rows import plan_rows
+
+    for name, scalar in SCALARS.items():
+        dtype, values, sums = dtype_of(name), (name, 1, "C"), (scalar, 1, "C")
+        wide, numbers = name != "float64", ("int64",) * 3
+        affine = (*(values,) * 4, sums, sums)  # grad, x, weight, bias, centre, inverse
+        signatures = {
+            "sums": (values, sums, sums, *numbers[:2]),
+            "apply": (*affine[1:], values, *numbers),
+            "gradient_sums": (*affine, sums, sums, *numbers),
+            "gradient": (*affine, sums, sums, values, *numbers),
+        }
+        plan = plan_rows(4096, dtype, wide=wide, pieces=2, most=16)
+        for silu in (False, True):
+            last = channels_last(dtype, wide, (40, 6), (True, True), silu)
+            first = channels_first(dtype, plan, (True, True), silu)
+            for kind, found in (("last", last), ("first", first)):
+                for key, signature in signatures.items():
+                    title = f"channels-{kind}-{name}{'-silu' * silu}-{key}"
+                    yield title, getattr(found, key), signature
+        statistics, terms = merges(dtype, True)
+        yield f"statistics-{name}", statistics, (values, *(sums,) * 4, *("int64",) * 5, scalar)
+        yield f"terms-{name}", terms, (values, *(sums,) * 6, *("int64",) * 4)
+
+
 def norm_cases():
     from rtxarr.kernels._norm_cuda import backward, columns, forward, join
     from rtxarr.kernels.norm import backward_plan, forward_plan
@@ -244,6 +271,7 @@ CASES = {
     "_activation_cuda": activation_cases,
     "_cross_entropy_cuda": cross_entropy_cases,
     "_fp8_cuda": fp8_cases,
+    "_group_norm_cuda": group_norm_cases,
     "_norm_cuda": norm_cases,
     "_multi_tensor_cuda": multi_tensor_cases,
     "_optimizers_cuda": optimizers_cases,

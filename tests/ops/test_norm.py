@@ -36,6 +36,11 @@ def test_group_norm(xp):
     got = rx.group_norm(xp.asarray(X), 2, xp.asarray(CHANNEL), xp.asarray(CHANNEL_BIAS))
     assert_close(got, groups * CHANNEL[:, None] + CHANNEL_BIAS[:, None])
     assert_close(rx.group_norm(xp.asarray(X), 4), normalized(X, 2))
+    want = normalized(X, 2)
+    got = rx.group_norm(xp.asarray(X), 4, activation="silu")
+    assert_close(got, want / (1 + np.exp(-want)))
+    with pytest.raises(ValueError, match="activation must be None or 'silu', got 'relu'"):
+        rx.group_norm(xp.asarray(X), 4, activation="relu")
 
 
 def test_batch_norm(xp):

@@ -1,0 +1,552 @@
+"""GPU kernels of group normalization, with the channels last in memory or first.
+
+Forward: sums of each channel of each sample, statistics of the groups out of them, and one pass
+that normalizes. Backward: sums again, the terms of the groups out of them, and one pass for the
+gradient. A sample is an array (channels, positions) or, with the channels last, (positions,
+channels). Its positions are cut into chunks, of which a block takes one; partial sums have the
+shape (samples, chunks, channels). With ``silu`` the result is ``y * sigmoid(y)``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rtxarr._device import _SIMULATING, cuda
+from rtxarr.kernels._rows import Plan, add, bounded, group_reduce, rows_of, window
+from rtxarr.kernels._softmax_cuda import exponential
+from rtxarr.kernels._vector import access
+
+# Threads of the blocks that combine partial sums: channels of a group, and parts of the chunks.
+MERGE_BLOCK = (4, 3) if _SIMULATING else (32, 8)
+
+
+class Kernels(NamedTuple):
+    """One pass each.
+
+    Attributes
+    ----------
+    sums : kernel
+        ``sums(x, first, second, n_positions, n_channels)``: of the differences from the sample's
+        first element of the channel, and of their squares.
+    apply : kernel
+        ``apply(x, weight, bias, centre, inverse, out, n_positions, n_channels, n_groups)``.
+    gradient_sums : kernel
+        ``gradient_sums(grad, x, weight, bias, centre, inverse, first, second, n_positions,
+        n_channels, n_groups)``: of the gradient of the affine map's result, and of that times
+        the normalized input.
+    gradient : kernel
+        ``gradient(grad, x, weight, bias, centre, inverse, of_mean, of_scale, out, n_positions,
+        n_channels, n_groups)``.
+    """
+
+    sums: Any
+    apply: Any
+    gradient_sums: Any
+    gradient: Any
+
+
+@functools.cache
+def _activations(dtype: np.dtype, silu: bool):
+    """Return device functions: the activation of a number, and a gradient through it."""
+    exp, one = exponential(dtype), access(dtype, wide=False).scalar(1)
+
+    @cuda.jit(device=True)
+    def activate(y):
+        return y / (one + exp(-y)) if silu else y
+
+    @cuda.jit(device=True)
+    def through(y, grad):
+        if silu:
+            s = one / (one + exp(-y))
+            return grad * s * (one + y * (one - s))
+        return grad
+
+    return activate, through
+
+
+@functools.cache
+def channels_last(
+    dtype: np.dtype, wide: bool, block: tuple[int, int], affine: tuple[bool, bool], silu: bool
+) -> Kernels:
+    """Return the kernels for channels that are neighbours in memory.
+
+    Threads along x of a block take ``width`` neighbouring channels each, threads along y every
+    ``block[1]``-th position; the grid runs over chunks, blocks of channels and samples.
+    """
+    width, scalar, load, store, _ = access(dtype, wide=wide)
+    lanes, groups = block
+    activate, through = _activations(dtype, silu)
+    neighbours, shape = window(width), (groups, lanes * width)
+    weighted, biased = affine
+    at_once = 2 if width == 8 else 4  # positions whose loads are under way together
+    size = at_once * width
+    zero, one = scalar(0), scalar(1)
+
+    @cuda.jit(device=True)
+    def begin(n_positions, n_channels):
+        """Give the first channel, its offset, and the first and last position of this thread."""
+        each = (n_positions + cuda.gridDim.x - 1) // cuda.gridDim.x
+        start = np.int64(cuda.blockIdx.x) * each
+        channel = (np.int64(cuda.blockIdx.y) * lanes + cuda.threadIdx.x) * width
+        offset = np.int64(cuda.blockIdx.z) * n_positions * n_channels + channel
+        return channel, offset, start + cuda.threadIdx.y, min(start + each, n_positions)
+
+    @cuda.jit(device=True)
+    def fetch(array, offset, position, stop, n_channels, kept):
+        """Read the elements of several positions, with no branch around the loads."""
+        for k in range(at_once):
+            p = position + k * groups
+            values = load(array, offset + (p if p < stop else 0) * n_channels)
+            for i in range(width):
+                kept[k * width + i] = values[i]
+
+    @cuda.jit(device=True)
+    def put(array, offset, position, stop, n_channels, kept):
+        for k in range(at_once):
+            p = position + k * groups
+            if p < stop:
+                store(array, offset + p * n_channels, neighbours(kept, k * width))
+
+    @cuda.jit(device=True)
+    def combine(sums, shared, partial, channel, n_channels):
+        """Add up the rows of threads of the block, in order."""
+        x, y = cuda.threadIdx.x, cuda.threadIdx.y
+        for i in range(width):
+            shared[y, x * width + i] = sums[i]
+        cuda.syncthreads()  # the sums of all rows of threads are in place
+        if y == 0 and channel < n_channels:
+            chunk = np.int64(cuda.blockIdx.z) * cuda.gridDim.x + cuda.blockIdx.x
+            for i in range(width):
+                total = shared[0, x * width + i]
+                for other in range(1, groups):
+                    total += shared[other, x * width + i]
+                partial[chunk * n_channels + channel + i] = total
+        cuda.syncthreads()  # they have been read before the next ones overwrite them
+
+    @cuda.jit(device=True)
+    def place(channel, n_channels, n_groups):
+        """Give where the statistics of a channel's group are."""
+        return np.int64(cuda.blockIdx.z) * n_groups + channel // (n_channels // n_groups)
+
+    @bounded(lanes * groups)
+    def sums(x, first, second, n_positions, n_channels):
+        shared = cuda.shared.array(shape, scalar)
+        totals, squares = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
+        kept = cuda.local.array(size, scalar)
+        channel, offset, position, stop = begin(n_positions, n_channels)
+        for i in range(width):
+            totals[i] = zero
+            squares[i] = zero
+        if channel < n_channels:
+            origin = load(x, offset)
+            while position < stop:
+                fetch(x, offset, position, stop, n_channels, kept)
+                for k in range(at_once):
+                    inside = position + k * groups < stop
+                    for i in range(width):
+                        value = kept[k * width + i] - origin[i] if inside else zero
+                        totals[i] += value
+                        squares[i] += value * value
+                position += at_once * groups
+        combine(totals, shared, first, channel, n_channels)
+        combine(squares, shared, second, channel, n_channels)
+
+    @bounded(lanes * groups)
+    def apply(x, weight, bias, centre, inverse, out, n_positions, n_channels, n_groups):
+        mean, scale = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
+        shift, kept = cuda.local.array(width, scalar), cuda.local.array(size, scalar)
+        channel, offset, position, stop = begin(n_positions, n_channels)
+        if channel >= n_channels:
+            return
+        for i in range(width):
+            group = place(channel + i, n_channels, n_groups)
+            mean[i] = centre[group]
+            scale[i] = inverse[group]
+        if weighted:
+            factors = load(weight, channel)
+            for i in range(width):
+                scale[i] *= factors[i]
+        if biased:
+            terms = load(bias, channel)
+            for i in range(width):
+                shift[i] = terms[i]
+        while position < stop:
+            fetch(x, offset, position, stop, n_channels, kept)
+            for k in range(at_once):
+                for i in range(width):
+                    y = (kept[k * width + i] - mean[i]) * scale[i]
+                    kept[k * width + i] = activate(y + shift[i] if biased else y)
+            put(out, offset, position, stop, n_channels, kept)
+            position += at_once * groups
+
+    @bounded(lanes * groups)
+    def gradient_sums(
+        grad, x, weight, bias, centre, inverse, first, second, n_positions, n_channels, n_groups
+    ):
+        shared = cuda.shared.array(shape, scalar)
+        totals, products = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
+        mean, scale = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
+        factor, shift = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
+        kept = cuda.local.array(size, scalar)
+        up = cuda.local.array(size, scalar)
+        channel, offset, position, stop = begin(n_positions, n_channels)
+        for i in range(width):
+            totals[i] = zero
+            products[i] = zero
+        if channel < n_channels:
+            for i in range(width):
+                group = place(channel + i, n_channels, n_groups)
+                mean[i] = centre[group]
+                scale[i] = inverse[group]
+                factor[i] = one
+                shift[i] = zero
+            if silu and weighted:
+                factors = load(weight, channel)
+                for i in range(width):
+                    factor[i] = factors[i]
+            if silu and biased:
+                terms = load(bias, channel)
+                for i in range(width):
+                    shift[i] = terms[i]
+            while position < stop:
+                fetch(x, offset, position, stop, n_channels, kept)
+                fetch(grad, offset, position, stop, n_channels, up)
+                for k in range(at_once):
+                    inside = position + k * groups < stop
+                    for i in range(width):
+                        hat = (kept[k * width + i] - mean[i]) * scale[i]
+                        g = through(hat * factor[i] + shift[i], up[k * width + i])
+                        g = g if inside else zero
+                        totals[i] += g
+                        products[i] += g * hat
+                position += at_once * groups
+        combine(totals, shared, first, channel, n_channels)
+        combine(products, shared, second, channel, n_channels)
+
+    @bounded(lanes * groups)
+    def gradient(
+        grad,
+        x,
+        weight,
+        bias,
+        centre,
+        inverse,
+        of_mean,
+        of_scale,
+        out,
+        n_positions,
+        n_channels,
+        n_groups,
+    ):
+        mean, scale = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
+        factor, shift = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
+        first, second = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
+        kept = cuda.local.array(size, scalar)
+        up = cuda.local.array(size, scalar)
+        channel, offset, position, stop = begin(n_positions, n_channels)
+        if channel >= n_channels:
+            return
+        for i in range(width):
+            group = place(channel + i, n_channels, n_groups)
+            mean[i] = centre[group]
+            scale[i] = inverse[group]
+            first[i] = of_mean[group]
+            second[i] = of_scale[group]
+            factor[i] = one
+            shift[i] = zero
+        if weighted:
+            factors = load(weight, channel)
+            for i in range(width):
+                factor[i] = factors[i]
+        if silu and biased:
+            terms = load(bias, channel)
+            for i in range(width):
+                shift[i] = terms[i]
+        while position < stop:
+            fetch(x, offset, position, stop, n_channels, kept)
+            fetch(grad, offset, position, stop, n_channels, up)
+            for k in range(at_once):
+                for i in range(width):
+                    hat = (kept[k * width + i] - mean[i]) * scale[i]
+                    g = through(hat * factor[i] + shift[i], up[k * width + i]) * factor[i]
+                    kept[k * width + i] = (g - first[i] - hat * second[i]) * scale[i]
+            put(out, offset, position, stop, n_channels, kept)
+            position += at_once * groups
+
+    return Kernels(sums, apply, gradient_sums, gradient)
+
+
+@functools.cache
+def channels_first(dtype: np.dtype, plan: Plan, affine: tuple[bool, bool], silu: bool) -> Kernels:
+    """Return the kernels for channels that are rows in memory.
+
+    The grid's x runs over rows, its y over chunks.
+    """
+    _, scalar, load, *_ = access(dtype, wide=False)
+    begin, _, fetch, put = rows_of(dtype, plan)
+    activate, through = _activations(dtype, silu)
+    total_of = group_reduce(add, scalar, plan.lanes, plan.groups)
+    size, tile_size = plan.kept, plan.tile
+    weighted, biased = affine
+    zero, one = scalar(0), scalar(1)
+
+    @cuda.jit(device=True)
+    def tiles_of(n_positions):
+        """Give the first tile of the block's chunk, and the one after its last."""
+        n_tiles = (n_positions + tile_size - 1) // tile_size
+        each = (n_tiles + cuda.gridDim.y - 1) // cuda.gridDim.y
+        start = np.int64(cuda.blockIdx.y) * each
+        return start, min(start + each, n_tiles)
+
+    @cuda.jit(device=True)
+    def partial_of(row, n_channels):
+        sample = row // n_channels
+        return (sample * cuda.gridDim.y + cuda.blockIdx.y) * n_channels + row % n_channels
+
+    @cuda.jit(device=True)
+    def group_of(row, n_channels, n_groups):
+        channel = row % n_channels
+        return row // n_channels * n_groups + channel // (n_channels // n_groups)
+
+    @bounded(plan.threads)
+    def sums(x, first, second, n_positions, n_channels):
+        kept = cuda.local.array(size, scalar)
+        row, live = begin(x.size // n_positions)
+        offset = row * n_positions if live else 0  # idle threads take part in the reductions
+        origin = load(x, offset)[0]
+        total, square = zero, zero
+        start, stop = tiles_of(n_positions)
+        for tile in range(start, stop):
+            fetch(x, offset, tile, n_positions, origin, kept)
+            for i in range(size):
+                value = kept[i] - origin
+                total += value
+                square += value * value
+        total, square = total_of(total), total_of(square)
+        if live and cuda.threadIdx.x == 0:
+            first[partial_of(row, n_channels)] = total
+            second[partial_of(row, n_channels)] = square
+
+    @bounded(plan.threads)
+    def apply(x, weight, bias, centre, inverse, out, n_positions, n_channels, n_groups):
+        kept = cuda.local.array(size, scalar)
+        row, live = begin(x.size // n_positions)
+        if not live:
+            return
+        group, channel = group_of(row, n_channels, n_groups), row % n_channels
+        mean, scale = centre[group], inverse[group]
+        if weighted:
+            scale *= load(weight, channel)[0]
+        shift = load(bias, channel)[0] if biased else zero
+        start, stop = tiles_of(n_positions)
+        for tile in range(start, stop):
+            fetch(x, row * n_positions, tile, n_positions, zero, kept)
+            for i in range(size):
+                kept[i] = activate((kept[i] - mean) * scale + shift)
+            put(out, row * n_positions, tile, n_positions, kept)
+
+    @bounded(plan.threads)
+    def gradient_sums(
+        grad, x, weight, bias, centre, inverse, first, second, n_positions, n_channels, n_groups
+    ):
+        kept, up = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
+        row, live = begin(x.size // n_positions)
+        offset = row * n_positions if live else 0
+        group, channel = group_of(row if live else 0, n_channels, n_groups), row % n_channels
+        mean, scale = centre[group], inverse[group]
+        factor = load(weight, channel)[0] if weighted else one
+        shift = load(bias, channel)[0] if biased else zero
+        total, product = zero, zero
+        start, stop = tiles_of(n_positions)
+        for tile in range(start, stop):
+            fetch(x, offset, tile, n_positions, zero, kept)
+            fetch(grad, offset, tile, n_positions, zero, up)
+            for i in range(size):
+                hat = (kept[i] - mean) * scale
+                g = through(hat * factor + shift, up[i])
+                total += g
+                product += g * hat
+        total, product = total_of(total), total_of(product)
+        if live and cuda.threadIdx.x == 0:
+            first[partial_of(row, n_channels)] = total
+            second[partial_of(row, n_channels)] = product
+
+    @bounded(plan.threads)
+    def gradient(
+        grad,
+        x,
+        weight,
+        bias,
+        centre,
+        inverse,
+        of_mean,
+        of_scale,
+        out,
+        n_positions,
+        n_channels,
+        n_groups,
+    ):
+        kept, up = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
+        row, live = begin(x.size // n_positions)
+        if not live:
+            return
+        offset = row * n_positions
+        group, channel = group_of(row, n_channels, n_groups), row % n_channels
+        mean, scale, first, second = centre[group], inverse[group], of_mean[group], of_scale[group]
+        factor = load(weight, channel)[0] if weighted else one
+        shift = load(bias, channel)[0] if biased else zero
+        start, stop = tiles_of(n_positions)
+        for tile in range(start, stop):
+            fetch(x, offset, tile, n_positions, zero, kept)
+            fetch(grad, offset, tile, n_positions, zero, up)
+            for i in range(size):
+                hat = (kept[i] - mean) * scale
+                g = through(hat * factor + shift, up[i]) * factor
+                kept[i] = (g - first - hat * second) * scale
+            put(out, offset, tile, n_positions, kept)
+
+    return Kernels(sums, apply, gradient_sums, gradient)
+
+
+class Merges(NamedTuple):
+    """Kernels with a block of ``MERGE_BLOCK`` threads for each group of each sample.
+
+    Attributes
+    ----------
+    statistics : kernel
+        ``statistics(x, first, second, centre, inverse, n_chunks, n_channels, n_groups,
+        n_positions, stride, eps)``: of a group, out of the sums. ``stride``: from the first
+        element of one channel to that of the next.
+    terms : kernel
+        ``terms(weight, first, second, of_weight, of_bias, of_mean, of_scale, n_chunks,
+        n_channels, n_groups, n_positions)``: the gradients of the parameters for each sample, and
+        the means over the group that its elements' gradients lack.
+    """
+
+    statistics: Any
+    terms: Any
+
+
+@functools.cache
+def merges(dtype: np.dtype, weighted: bool) -> Merges:
+    """Return the kernels that combine partial sums, in a fixed order."""
+    _, scalar, load, *_ = access(dtype, wide=False)
+    n_lanes, n_parts = MERGE_BLOCK
+    shape = (n_parts, n_lanes)
+    zero, one = scalar(0), scalar(1)
+
+    @cuda.jit(device=True)
+    def over_chunks(partial, shared, sample, channel, inside, n_chunks, n_channels):
+        """Give the sum over all chunks of a channel, to the first row of threads."""
+        x, y = cuda.threadIdx.x, cuda.threadIdx.y
+        total = zero
+        if inside:
+            for chunk in range(y, n_chunks, n_parts):
+                total += partial[(sample * n_chunks + chunk) * n_channels + channel]
+        shared[y, x] = total
+        cuda.syncthreads()  # the sums of all parts are in place
+        if y == 0:
+            for other in range(1, n_parts):
+                total += shared[other, x]
+        cuda.syncthreads()  # they have been read before the next ones overwrite them
+        return total
+
+    @bounded(n_lanes * n_parts)
+    def statistics(
+        x,
+        first,
+        second,
+        centre,
+        inverse,
+        n_chunks,
+        n_channels,
+        n_groups,
+        n_positions,
+        stride,
+        eps,
+    ):
+        shared = cuda.shared.array(shape, scalar)
+        block = np.int64(cuda.blockIdx.x)
+        sample, group = block // n_groups, block % n_groups
+        size = n_channels // n_groups
+        count, mean, square = zero, zero, zero
+        for base in range(0, size, n_lanes):
+            inside = base + cuda.threadIdx.x < size
+            channel = group * size + base + cuda.threadIdx.x
+            total = over_chunks(first, shared, sample, channel, inside, n_chunks, n_channels)
+            squares = over_chunks(second, shared, sample, channel, inside, n_chunks, n_channels)
+            if inside and cuda.threadIdx.y == 0:
+                n = scalar(n_positions)
+                origin = load(x, sample * n_channels * n_positions + channel * stride)[0]
+                away = total / n
+                # Chan et al.: the mean and the sum of squares of two sets together.
+                delta = origin + away - mean
+                squares -= total * away
+                both = count + n
+                mean += delta * (n / both)
+                square += squares + delta * delta * (count * n / both)
+                count = both
+        if cuda.threadIdx.y == 0:
+            shared[0, cuda.threadIdx.x] = mean
+            shared[1, cuda.threadIdx.x] = square
+            shared[2, cuda.threadIdx.x] = count
+        cuda.syncthreads()  # the results of all channels are in place
+        if cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0:
+            for i in range(1, n_lanes):
+                n = shared[2, i]
+                if n > zero:
+                    both = count + n
+                    delta = shared[0, i] - mean
+                    mean += delta * (n / both)
+                    square += shared[1, i] + delta * delta * (count * n / both)
+                    count = both
+            centre[block] = mean
+            inverse[block] = one / math.sqrt(max(square, zero) / count + eps)
+
+    @bounded(n_lanes * n_parts)
+    def terms(
+        weight,
+        first,
+        second,
+        of_weight,
+        of_bias,
+        of_mean,
+        of_scale,
+        n_chunks,
+        n_channels,
+        n_groups,
+        n_positions,
+    ):
+        shared = cuda.shared.array(shape, scalar)
+        block = np.int64(cuda.blockIdx.x)
+        sample, group = block // n_groups, block % n_groups
+        size = n_channels // n_groups
+        mean, scale = zero, zero
+        for base in range(0, size, n_lanes):
+            inside = base + cuda.threadIdx.x < size
+            channel = group * size + base + cuda.threadIdx.x
+            total = over_chunks(first, shared, sample, channel, inside, n_chunks, n_channels)
+            product = over_chunks(second, shared, sample, channel, inside, n_chunks, n_channels)
+            if inside and cuda.threadIdx.y == 0:
+                of_bias[sample * n_channels + channel] = total
+                of_weight[sample * n_channels + channel] = product
+                factor = load(weight, channel)[0] if weighted else one
+                mean += factor * total
+                scale += factor * product
+        if cuda.threadIdx.y == 0:
+            shared[0, cuda.threadIdx.x] = mean
+            shared[1, cuda.threadIdx.x] = scale
+        cuda.syncthreads()  # the results of all channels are in place
+        if cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0:
+            for i in range(1, n_lanes):
+                mean += shared[0, i]
+                scale += shared[1, i]
+            n = scalar(n_positions) * scalar(size)
+            of_mean[block] = mean / n
+            of_scale[block] = scale / n
+
+    return Merges(statistics, terms)

@@ -1,0 +1,184 @@
+"""Group normalization and its gradient, on memory with the channels last or first."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from rtxarr._device import _SIMULATING, launch, namespace
+from rtxarr.kernels import norm
+from rtxarr.kernels.segment import can_be_wide
+
+__all__ = ["fits", "group_normalize", "group_normalize_gradient"]
+
+# Blocks to deal an array out to, a constant, so that the bits do not depend on the GPU; threads of
+# a block.
+_BLOCKS, _THREADS = 1056, 32 if _SIMULATING else 256
+
+
+def fits(x: Any, *others: Any) -> bool:
+    """Tell whether the kernels take these arrays (or None), the first being normalized."""
+    return norm.fits(x, *others) and x.shape[0] <= 65_535
+
+
+class _Layout(NamedTuple):
+    """How an array (samples, channels, positions) lies in memory: channels last, or first."""
+
+    last: bool
+    n_samples: int
+    n_channels: int
+    n_positions: int
+
+    @property
+    def stride(self) -> int:
+        return 1 if self.last else self.n_positions
+
+
+def _layout(xp: Any, x: Any) -> _Layout:
+    last = not x.flags.c_contiguous and xp.moveaxis(x, 1, -1).flags.c_contiguous
+    return _Layout(last, x.shape[0], x.shape[1], math.prod(x.shape[2:]))
+
+
+def _flat(xp: Any, x: Any, layout: _Layout) -> Any:
+    return xp.reshape(xp.moveaxis(x, 1, -1) if layout.last else x, (-1,))
+
+
+def _empty_like(xp: Any, x: Any, layout: _Layout) -> Any:
+    if layout.last:
+        return xp.moveaxis(xp.empty((x.shape[0], *x.shape[2:], x.shape[1]), dtype=x.dtype), -1, 1)
+    return xp.empty(x.shape, dtype=x.dtype)
+
+
+def _deal_out(layout: _Layout, dtype: Any, arrays: tuple, affine: tuple, silu: bool) -> tuple:
+    """Give the kernels for passes over these arrays, their grid and block, and the chunks."""
+    from rtxarr.kernels._group_norm_cuda import channels_first, channels_last
+    from rtxarr.kernels._rows import plan_rows
+    from rtxarr.kernels._vector import access
+
+    flags = tuple(a is not None for a in affine)
+    n_samples, n_channels, n_positions = layout[1:]
+    if layout.last:
+        present = [a for a in (*arrays, *affine) if a is not None]
+        wide = all(can_be_wide(a, n_channels) for a in present)
+        width = access(dtype, wide=wide).width
+        pieces = -(-n_channels // width)
+        across = -(-pieces // _THREADS)
+        lanes = -(-pieces // across)
+        block = lanes, max(1, _THREADS // lanes)
+        most = -(-n_positions // block[1])
+        chunks = min(most, max(1, _BLOCKS // (across * n_samples)))
+        kernels = channels_last(dtype, width > 1, block, flags, silu)
+        return kernels, (chunks, across, n_samples), block, chunks
+    wide = all(can_be_wide(a, n_positions) for a in arrays)
+    plan = plan_rows(n_positions, dtype, wide=wide, pieces=2 if len(arrays) > 1 else 4, most=16)
+    blocks = plan.blocks(n_samples * n_channels)
+    chunks = min(-(-n_positions // plan.tile), max(1, _BLOCKS // blocks))
+    return channels_first(dtype, plan, flags, silu), (blocks, chunks), plan.block, chunks
+
+
+def group_normalize(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    centre: Any,
+    inverse: Any,
+    *,
+    n_groups: int,
+    eps: float,
+    silu: bool,
+) -> Any:
+    """Normalize groups of channels of each sample; fill in the statistics.
+
+    Parameters
+    ----------
+    x : array of a real floating dtype, shape (n_samples, n_channels, ...)
+        One that :func:`fits` with the weight and the bias.
+    weight, bias : array, shape (n_channels,), or None
+    centre, inverse : array of float32 (float64 for float64), n_samples * n_groups elements
+        C-contiguous. Filled with the mean and one over the deviation.
+    n_groups : int
+    eps : float
+        Added to the variance.
+    silu : bool
+        Whether to apply the SiLU function to the result.
+
+    Returns
+    -------
+    array, shape, dtype and memory layout of ``x``
+        Channels first in memory if ``x`` is neither that nor channels last.
+    """
+    from rtxarr.kernels._group_norm_cuda import MERGE_BLOCK, merges
+
+    xp = namespace(x, weight, bias)
+    layout, dtype = _layout(xp, x), inverse.dtype
+    out = _empty_like(xp, x, layout)
+    flat, target = _flat(xp, x, layout), _flat(xp, out, layout)
+    affine = tuple(None if a is None else xp.reshape(a, (-1,)) for a in (weight, bias))
+    weight, bias = (flat if a is None else a for a in affine)
+    centre, inverse = xp.reshape(centre, (-1,)), xp.reshape(inverse, (-1,))
+    kernels, grid, block, chunks = _deal_out(layout, x.dtype, (flat,), affine, silu)
+    _, n_samples, n_channels, n_positions = layout
+    partial = [xp.empty(n_samples * chunks * n_channels, dtype=dtype) for _ in range(2)]
+    launch(kernels.sums, grid, (flat, *partial, n_positions, n_channels), block=block)
+    sizes = chunks, n_channels, n_groups, n_positions, layout.stride, dtype.type(eps)
+    kernel = merges(x.dtype, affine[0] is not None).statistics
+    launch(kernel, inverse.size, (flat, *partial, centre, inverse, *sizes), block=MERGE_BLOCK)
+    arguments = (flat, weight, bias, centre, inverse, target, n_positions, n_channels, n_groups)
+    launch(kernels.apply, grid, arguments, block=block)
+    return out
+
+
+def group_normalize_gradient(
+    grad: Any,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    centre: Any,
+    inverse: Any,
+    *,
+    n_groups: int,
+    silu: bool,
+    needs: tuple[bool, bool],
+) -> tuple[Any, Any, Any]:
+    """Give the gradients of what :func:`group_normalize` takes.
+
+    Parameters
+    ----------
+    grad : array, shape and dtype of ``x``
+    x, weight, bias, centre, inverse, n_groups, silu
+        As there, with the statistics filled in.
+    needs : tuple of bool
+        Whether the gradients of the weight and of the bias are asked for.
+
+    Returns
+    -------
+    of_x : array, shape, dtype and memory layout of ``x``
+    of_weight, of_bias : array of its dtype, shape (n_channels,), or None
+        Summed in a fixed order.
+    """
+    from rtxarr.kernels._group_norm_cuda import MERGE_BLOCK, merges
+
+    xp = namespace(grad, x, weight, bias)
+    layout, dtype, kind = _layout(xp, x), inverse.dtype, x.dtype
+    out = _empty_like(xp, x, layout)
+    flat, up, target = (_flat(xp, a, layout) for a in (x, grad, out))
+    affine = tuple(None if a is None else xp.reshape(a, (-1,)) for a in (weight, bias))
+    weight, bias = (flat if a is None else a for a in affine)
+    centre, inverse = xp.reshape(centre, (-1,)), xp.reshape(inverse, (-1,))
+    kernels, grid, block, chunks = _deal_out(layout, kind, (flat, up), affine, silu)
+    _, n_samples, n_channels, n_positions = layout
+    partial = [xp.empty(n_samples * chunks * n_channels, dtype=dtype) for _ in range(2)]
+    sizes = n_positions, n_channels, n_groups
+    arguments = (up, flat, weight, bias, centre, inverse, *partial, *sizes)
+    launch(kernels.gradient_sums, grid, arguments, block=block)
+    of_weight, of_bias = (xp.empty(n_samples * n_channels, dtype=dtype) for _ in range(2))
+    terms = [xp.empty(inverse.size, dtype=dtype) for _ in range(2)]
+    arguments = (weight, *partial, of_weight, of_bias, *terms)
+    numbers = chunks, n_channels, n_groups, n_positions
+    kernel = merges(kind, affine[0] is not None).terms
+    launch(kernel, inverse.size, (*arguments, *numbers), block=MERGE_BLOCK)
+    arguments = (up, flat, weight, bias, centre, inverse, *terms, target, *sizes)
+    launch(kernels.gradient, grid, arguments, block=block)
+    of_weight = norm.sum_rows(xp, of_weight, n_channels, kind) if needs[0] else None
+    of_bias = norm.sum_rows(xp, of_bias, n_channels, kind) if needs[1] else None
+    return out, of_weight, of_bias
