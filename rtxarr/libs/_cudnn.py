@@ -29,7 +29,8 @@ _N_RUNS = 3  # of each candidate that is timed
 _UNSOUND = ("NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION", "FFT", "WINOGRAD",
             "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13")  # fmt: skip
 _INEXACT = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS")
-_TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "int32": "INT32"}
+_TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "int32": "INT32",
+          "e4m3": "FP8_E4M3"}  # fmt: skip
 
 
 class Spec(NamedTuple):

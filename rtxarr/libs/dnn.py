@@ -19,9 +19,11 @@ from rtxarr.libs._convolution import (
     try_convolution_weight,
 )
 from rtxarr.libs._dnn import status
+from rtxarr.libs._serving import paged_attention, try_fp8_attention
 
 __all__ = [
     "deterministic",
+    "paged_attention",
     "refuse_dropout",
     "status",
     "try_attention",
@@ -29,4 +31,5 @@ __all__ = [
     "try_convolution",
     "try_convolution_input",
     "try_convolution_weight",
+    "try_fp8_attention",
 ]

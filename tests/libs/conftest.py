@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rtxarr import _device
-from rtxarr.libs import _cublaslt, _dnn, blas
+from rtxarr.libs import _cublaslt, _dnn, _serving, blas
 from rtxarr.ops import _attention, _conv
 from rtxarr.ops._conv import _unfolded, _unfolded_input, _unfolded_weight
 from rtxarr.ops._windows import Windows
@@ -328,8 +328,15 @@ class FakeGraph:
         return found if n_results > 1 else found[0]
 
     def sdpa(self, **options):
+        if options.get("paged_attention_k_table") is not None:
+            assert options.pop("generate_stats") is False
+            return self._op("paged", 2, **options)
         assert options.pop("generate_stats") is True
         return self._op("sdpa", 2, **options)
+
+    def sdpa_fp8(self, **options):
+        assert options.pop("generate_stats") is False
+        return self._op("fp8", 4, **options)
 
     def sdpa_backward(self, **options):
         self.library.deterministic.append(options["use_deterministic_algorithm"])
@@ -508,6 +515,48 @@ def compute_sdpa(
     return probs / total @ np.repeat(v, group, axis=1), logs
 
 
+def compute_fp8(
+    q, k, v, attn_scale, descale_q, descale_k, descale_v, descale_s, scale_s, scale_o,
+    right_bound=None,
+):  # fmt: skip
+    arrays = (q * descale_q, k * descale_k, v * descale_v)
+    alignment = None if right_bound is None else "TOP_LEFT"
+    out, _ = compute_sdpa(
+        *arrays, attn_scale, None, False, None, None, None, right_bound, alignment
+    )
+    assert np.allclose(descale_s * scale_s, 1)
+    return np.clip(out * scale_o, -448, 448), None, None, None
+
+
+def compute_paged(
+    q, k, v, attn_scale, use_padding_mask, seq_len_q, seq_len_kv, paged_attention_k_table,
+    paged_attention_v_table, paged_attention_max_seq_len_kv, diagonal_band_right_bound=None,
+    diagonal_alignment=None,
+):  # fmt: skip
+    n_batch, n_heads, n_queries, dim = q.shape
+    n_keys = paged_attention_max_seq_len_kv
+    assert use_padding_mask and np.all((seq_len_kv > 0) & (seq_len_kv <= n_keys))
+    assert diagonal_alignment == (None if diagonal_band_right_bound is None else "BOTTOM_RIGHT")
+    out = np.full(q.shape, np.nan)
+    for b in range(n_batch):
+        n = int(seq_len_kv[b].item())
+        rows = paged_attention_k_table[b, 0, :, 0].astype(int)[: -(-n // k.shape[2])]
+        keys, values = (
+            np.repeat(
+                x[rows].swapaxes(0, 1).reshape(x.shape[1], -1, dim)[:, :n], n_heads // x.shape[1], 0
+            )
+            for x in (k, v)
+        )
+        scores = q[b] @ keys.swapaxes(-1, -2) * attn_scale
+        if diagonal_band_right_bound is not None:
+            i = np.arange(n_queries)[:, None] + n - n_queries
+            scores = np.where(np.arange(n) <= i, scores, -np.inf)
+        with np.errstate(invalid="ignore"):
+            probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out[b] = probs / probs.sum(axis=-1, keepdims=True) @ values
+    return out, None
+
+
 def compute_sdpa_backward(
     q, k, v, o, dO, stats, attn_scale, use_deterministic_algorithm, bias=None, dBias=None,
     mask_shape=None, use_padding_mask=False, seq_len_q=None, seq_len_kv=None,
@@ -536,7 +585,7 @@ def compute_sdpa_backward(
 
 
 KINDS = {"HALF": np.float16, "BFLOAT16": ml_dtypes.bfloat16, "FLOAT": np.float32,
-         "INT32": np.int32}  # fmt: skip
+         "INT32": np.int32, "FP8_E4M3": ml_dtypes.float8_e4m3fn}  # fmt: skip
 
 
 class FakeDnn(types.ModuleType):
@@ -608,6 +657,7 @@ def bare_dnn(monkeypatch):
     """A cuDNN provider that has not looked for its library, with no library to find."""
     cupy = FakeDnnCuPy()
     monkeypatch.setitem(vars(_device), "cupy", cupy)
+    monkeypatch.setattr(_serving, "is_device_array", lambda x: isinstance(x, FakeArray))
     for module in (_attention, _conv):
         monkeypatch.setattr(module, "is_device_array", lambda x: isinstance(x, FakeArray))
     monkeypatch.setattr(_dnn, "loaded", [])
