@@ -9,7 +9,7 @@ import importlib
 
 from numpy import e, inf, nan, newaxis, pi
 
-from rtxarr import _device, ops
+from rtxarr import ops
 from rtxarr._device import (
     Device,
     current_stream,
@@ -23,6 +23,7 @@ from rtxarr._device import (
 from rtxarr._info import API_VERSION as __array_api_version__
 from rtxarr._info import NamespaceInfo as __array_namespace_info__
 from rtxarr._names import no_attribute
+from rtxarr._out_of_memory import look_up_holders
 from rtxarr._profile import profile
 from rtxarr.autograd import (
     Tensor,
@@ -134,7 +135,7 @@ def _who_holds(place):
     return importlib.import_module("rtxarr.memory").largest_holders(place)
 
 
-_device.who_holds = _who_holds  # for the message when a GPU has no room
+look_up_holders(_who_holds)  # for the message when a GPU has no room
 
 
 def __getattr__(name):

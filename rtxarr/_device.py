@@ -6,7 +6,6 @@ last on first use, so importing rtxarr needs no GPU, no driver and no CuPy.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import ctypes
 import functools
@@ -22,6 +21,8 @@ from typing import Any, NamedTuple
 import array_api_compat
 import array_api_compat.numpy as _numpy
 import numpy as np
+
+from rtxarr._out_of_memory import explain_out_of_memory
 
 __all__ = [
     "Device",
@@ -438,41 +439,6 @@ def to_device(x: Any, device: str | Device, *, stream: Any = None) -> Any:
 
 
 _resolve = device  # to_device's own argument has that name
-
-
-def who_holds(place: Device) -> str:
-    """Say who holds the memory of a device; `rtxarr` puts a better answer here."""
-    return ""
-
-
-def explain_out_of_memory(error: MemoryError, place: Device | None = None) -> None:
-    """Have CuPy's error say what was asked for, who holds the rest, and what to try.
-
-    Parameters
-    ----------
-    error : MemoryError
-        Left as it is unless CuPy raised it and it was not explained before.
-    place : Device, default the one that CuPy is using
-    """
-    cupy = sys.modules.get("cupy")
-    if cupy is None or not isinstance(error, cupy.cuda.memory.OutOfMemoryError):
-        return
-    if str(error).startswith("no room"):
-        return
-    if place is None:
-        place = Device("cuda", cupy.cuda.runtime.getDevice())
-    stats = memory_stats(place)
-    mib = {name: f"{value / 2**20:,.0f} MiB" for name, value in stats.items()}
-    holders = ""
-    with contextlib.suppress(Exception):  # the error itself matters more than who is to blame
-        holders = who_holds(place)
-    error.args = (
-        f"no room for {error._size / 2**20:,.1f} MiB on {place!r}: {mib['free']} of "
-        f"{mib['total']} are free, this process's arrays hold {mib['used']} and its pool keeps "
-        f"{mib['pool']}. {holders}Use a smaller batch, rx.checkpoint, rx.autocast or a "
-        "narrower dtype; drop arrays you no longer need, which `print(rx.memory.report())` lists; "
-        "or see `nvidia-smi` for other processes",
-    )
 
 
 # --------------------------------------------------------------------- streams and memory

@@ -218,7 +218,8 @@ class _Survey:
                 name = getattr(step, "__name__", "a step")
                 self.graphs[name] = self.graphs.get(name, 0) + n_bytes
         for tensor in live:
-            if issubclass(type(tensor), Tensor):
+            # One whose memory could not be had is not complete.
+            if issubclass(type(tensor), Tensor) and hasattr(tensor, "node"):
                 self.take("other", "", tensor.data)
                 self.take("other", "gradient", tensor.grad)
         return self.entries

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr import _device, memory, nn, optim
+from rtxarr import _device, _out_of_memory, memory, nn, optim
 from rtxarr.testing import assert_close
 
 MIB = 2**20
@@ -226,7 +226,7 @@ def no_room(monkeypatch):
     monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 0)
     # The arrays of the test are on the CPU.
     monkeypatch.setattr(
-        _device, "who_holds", lambda place: memory.largest_holders(_device.device("cpu"))
+        _out_of_memory, "_holders", lambda place: memory.largest_holders(_device.device("cpu"))
     )
 
     def fail(*args, **kwargs):
@@ -244,7 +244,9 @@ def failing(fail, *, forward):
     return op
 
 
-@pytest.mark.parametrize("where", ["forward", "raw", "backward", "creation"])
+@pytest.mark.parametrize(
+    "where", ["forward", "raw", "backward", "creation", "parameter", "optimizer"]
+)
 def test_an_error_says_what_was_asked_who_holds_it_and_what_to_try(where, no_room, monkeypatch):
     net = nn.Linear(1024, 1024, device="cpu")
     rx.sum(net(np.ones((1, 1024), np.float32))).backward()
@@ -255,33 +257,39 @@ def test_an_error_says_what_was_asked_who_holds_it_and_what_to_try(where, no_roo
         elif where == "creation":
             monkeypatch.setattr(_device.namespace(np.ones(1)), "zeros", no_room)
             rx.zeros(3, device="cpu")
+        elif where == "parameter":
+            nn.Parameter((3,), init=no_room)
+        elif where == "optimizer":
+            optimizer = optim.Adam(net.parameters())
+            monkeypatch.setattr(optimizer, "start", no_room)
+            optimizer.step()
         else:
             rx.sum(op(rx.Tensor(np.ones(3), requires_grad=True))).backward()
     text = str(caught.value)
     assert type(caught.value).__name__ == "OutOfMemoryError"
     assert "no room for 3,072.0 MiB on Device('cuda:0'" in text
     assert "512 MiB of 80,000 MiB are free, this process's arrays hold 70,000 MiB" in text
-    assert "The largest holders: Linear 8.0 MiB" in text
+    assert "The largest holders: " in text and "Linear 8.0 MiB" in text
     assert "rx.checkpoint" in text and "rx.memory.report()" in text
 
 
 def test_an_error_is_explained_once_and_only_if_it_is_cupys(no_room):
     with pytest.raises(MemoryError) as caught:
         no_room()
-    _device.explain_out_of_memory(caught.value)
+    _out_of_memory.explain_out_of_memory(caught.value)
     text = str(caught.value)
-    _device.explain_out_of_memory(caught.value)
+    _out_of_memory.explain_out_of_memory(caught.value)
     assert str(caught.value) == text
     plain = MemoryError("of the host")
-    _device.explain_out_of_memory(plain)
+    _out_of_memory.explain_out_of_memory(plain)
     assert str(plain) == "of the host"
 
 
 def test_an_error_stays_when_the_survey_fails(no_room, monkeypatch):
-    monkeypatch.setattr(_device, "who_holds", lambda place: 1 / 0)
+    monkeypatch.setattr(_out_of_memory, "_holders", lambda place: 1 / 0)
     with pytest.raises(MemoryError) as caught:
         no_room()
-    _device.explain_out_of_memory(caught.value)
+    _out_of_memory.explain_out_of_memory(caught.value)
     assert "75,000 MiB. Use a smaller batch" in str(caught.value)
 
 

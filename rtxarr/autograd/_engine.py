@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from rtxarr import _device
+from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr.autograd._mode import AUTOCAST, PROFILED, RECORDED, state
 from rtxarr.autograd._op import checksum
 from rtxarr.autograd._tape import Leaf, Node, Tensor, make_tensor, raw
@@ -185,7 +186,7 @@ def _run(outputs, wanted, create_graph, retain_graph, samples):
     try:
         return backward.run(outputs)
     except MemoryError as error:
-        _device.explain_out_of_memory(error)
+        explain_out_of_memory(error)
         raise
     finally:
         state.mode = previous

@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import device_of, explain_out_of_memory, to_device
+from rtxarr._device import device_of, to_device
+from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr.autograd._autocast import cast_arguments, policy_of
 from rtxarr.autograd._mode import AUTOCAST, OBSERVED, PROFILED, RECORDED, state
 from rtxarr.autograd._tape import Node, Tensor, make_tensor, store_of

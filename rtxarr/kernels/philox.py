@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr._device import _SIMULATING, Device, _device_namespace, launch, namespace
+from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr.dtypes import is_half
 from rtxarr.kernels._philox_core import Arithmetic, build, kinds
 
@@ -30,6 +31,7 @@ _NUMPY = Arithmetic(
 )
 
 
+@explains_out_of_memory
 def fill(
     kind: str,
     n: int,
@@ -81,6 +83,7 @@ def fill(
     return _fill_numpy(kind, drawn, dtype, params, key, stream)
 
 
+@explains_out_of_memory
 def fill_from_memory(
     kind: str, n: int, dtype: np.dtype, params: tuple, *, place: Any, shift: int = 0
 ) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 from rtxarr._device import Device, device_of, is_array, namespace
 from rtxarr._device import device as get_device
 from rtxarr._device import to_device as move
+from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._tape import mark_changed, raw
 from rtxarr.dtypes import is_inexact
@@ -73,6 +74,7 @@ class Buffer(Tensor):
         super().__init__(_copied(value, dtype, device))
 
 
+@explains_out_of_memory
 def _copied(value, dtype, device):
     """Give a fresh array with the values of an array, Tensor or nested list."""
     value = raw(value)
@@ -87,6 +89,7 @@ def _copied(value, dtype, device):
     return namespace(value).asarray(value, dtype=dtype, copy=True)
 
 
+@explains_out_of_memory
 def _initialized(shape, init, dtype, device, generator):
     shape = (shape,) if isinstance(shape, int) else shape
     if not isinstance(shape, tuple) or not all(isinstance(n, int) and n >= 0 for n in shape):

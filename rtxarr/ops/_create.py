@@ -1,6 +1,7 @@
 """Creation functions: raw arrays on the current device, or on ``device``."""
 
 from rtxarr import _device
+from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.ops._elementwise import astype
@@ -44,16 +45,13 @@ def _numeric(name, device, shape, *args, dtype):
     return made
 
 
+@explains_out_of_memory
 def _create(name, device, *args, **options):
     """Call the creation function ``name`` of the namespace of ``device`` (None: the current)."""
-    try:
-        if device is None:
-            return getattr(_device.namespace(), name)(*args, **options)
-        with _device.device(device):
-            return getattr(_device.namespace(), name)(*args, **options)
-    except MemoryError as error:
-        _device.explain_out_of_memory(error)
-        raise
+    if device is None:
+        return getattr(_device.namespace(), name)(*args, **options)
+    with _device.device(device):
+        return getattr(_device.namespace(), name)(*args, **options)
 
 
 def asarray(obj, /, *, dtype=None, device=None, copy=None):

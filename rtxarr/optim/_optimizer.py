@@ -17,6 +17,7 @@ from rtxarr._device import (
     to_device,
 )
 from rtxarr._names import did_you_mean
+from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._tape import mark_changed
 from rtxarr.dtypes import accumulator, is_floating
@@ -141,6 +142,7 @@ class Optimizer:
         for param in params:
             mark_changed(param)
 
+    @explains_out_of_memory
     def _planned(self, shape, params, arrays):
         """Sort the parameters into those that step together and those that step alone."""
         groups = [i for i, (_, n) in enumerate(shape) for _ in range(n)]
