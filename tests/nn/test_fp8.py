@@ -46,12 +46,12 @@ def test_products_and_gradients_are_those_of_rounded_numbers(device, margin):
     x8 = rounded(x, scale_of(x, "e4m3", margin), "e4m3")
     w8 = rounded(w, scale_of(w, "e4m3", margin), "e4m3")
     g8 = rounded(g, scale_of(g, "e5m2", margin), "e5m2")
-    close = {"rtol": 1e-3, "atol": 2e-3}  # the tensor cores add with some 14 bits
+    close = {"rtol": 1e-3, "atol": 4e-3}  # the tensor cores add with some 14 bits
     assert y.dtype == tensor.grad.dtype == layer.weight.grad.dtype == "float32"
     assert_close(y.numpy(), (x8 @ w8.T + 1).astype("float32"), **close)
     assert_close(numpy_of(tensor.grad), g8 @ w8, **close)
     want = np.einsum("bmn,bmk->nk", g8, x8)
-    assert_close(numpy_of(layer.weight.grad), want, rtol=1e-3, atol=1e-2)
+    assert_close(numpy_of(layer.weight.grad), want, rtol=1e-3, atol=5e-2)
     assert_close(numpy_of(layer.bias.grad), g.sum(axis=(0, 1), dtype="float64"), rtol=1e-5)
     # Rounding to three bits is not nothing.
     assert np.abs(x8 - x).max() > 0.05 / margin
