@@ -205,7 +205,7 @@ def accumulate(combine, source: np.dtype):
 
 @cuda.jit(device=True)
 def _add_square(total, x):
-    return total + x * x
+    return cuda.fma(x, x, total)
 
 
 def note_not_finite(scalar):
@@ -335,7 +335,7 @@ def update_scale():
 
 @cuda.jit(device=True)
 def _mean(p, g, a, b, c, n):
-    return n[0] * p + n[1] * g, a, b, c
+    return cuda.fma(n[0], p, n[1] * g), a, b, c
 
 
 @functools.cache

@@ -1,4 +1,8 @@
-"""GPU kernels of the optimizers' steps: an element's update, applied to all of many arrays."""
+"""GPU kernels of the optimizers' steps: an element's update, applied to all of many arrays.
+
+The updates say which products and sums are rounded together. Left to the compiler, that would
+differ from one kernel to another, and so would the bits with alignment or a scaled loss.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +60,9 @@ def kernel(name: str, *flags: bool, dtype: np.dtype, scaled: bool):
 
 
 def _unscaled(update, last):
-    # With the bits of a step on gradients that were unscaled before.
     @cuda.jit(device=True)
     def after_scaling(p, g, a, b, c, n):
-        return update(p, rounded_product(g, n[last]), a, b, c, n)
+        return update(p, g * n[last], a, b, c, n)
 
     return after_scaling
 
@@ -68,17 +71,17 @@ def _sgd(_, momentum, nesterov):
     @cuda.jit(device=True)
     def plain(p, g, a, b, c, n):
         lr, _, weight_decay = n[0], n[1], n[2]
-        return p - lr * (g + weight_decay * p), a, b, c
+        return cuda.fma(-lr, cuda.fma(weight_decay, p, g), p), a, b, c
 
     @cuda.jit(device=True)
     def with_velocity(p, g, a, b, c, n):
         lr, momentum, weight_decay = n[0], n[1], n[2]
-        g = g + weight_decay * p
-        velocity = momentum * a + g
+        g = cuda.fma(weight_decay, p, g)
+        velocity = cuda.fma(momentum, a, g)
         v = velocity
         if nesterov:
-            v = g + momentum * v
-        return p - lr * v, velocity, b, c
+            v = cuda.fma(momentum, v, g)
+        return cuda.fma(-lr, v, p), velocity, b, c
 
     return with_velocity if momentum else plain
 
@@ -89,14 +92,14 @@ def _adam(_, amsgrad):
         rate, beta1, new1, beta2, new2, correction, eps, weight_decay, shrink = (
             n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8],
         )  # fmt: skip
-        g = g + weight_decay * p
-        m = beta1 * mean + new1 * g
-        v = beta2 * mean_square + new2 * g * g
+        g = cuda.fma(weight_decay, p, g)
+        m = cuda.fma(beta1, mean, new1 * g)
+        v = cuda.fma(beta2, mean_square, new2 * g * g)
         used = v
         if amsgrad:
             used = largest if largest > v else v  # a NaN in v stays
         root = math.sqrt(used * correction) + eps
-        return shrink * p - rate * m / root, m, v, used
+        return cuda.fma(shrink, p, -(rate * m / root)), m, v, used
 
     return update
 
@@ -107,15 +110,15 @@ def _lion(scalar):
     @cuda.jit(device=True)
     def update(p, g, momentum, b, c, n):
         lr, beta1, new1, beta2, new2, shrink = n[0], n[1], n[2], n[3], n[4], n[5]
-        direction = beta1 * momentum + new1 * g
-        p = shrink * p
+        direction = cuda.fma(new1, g, beta1 * momentum)
+        p = rounded_product(shrink, p)
         if direction > zero:
             p -= lr
         elif direction < zero:
             p += lr
         elif direction != direction:  # NaN must show
             p = direction
-        return p, beta2 * momentum + new2 * g, b, c
+        return p, cuda.fma(new2, g, beta2 * momentum), b, c
 
     return update
 

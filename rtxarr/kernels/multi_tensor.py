@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -230,12 +231,13 @@ def norm_and_factor(arrays: Sequence, max_norm: float) -> Any:
 def scaled_copies(arrays: Sequence, factor: Any, at: int = 0, *, inverse: bool = False) -> list:
     """Return new arrays: each times ``factor[at]``, or with ``inverse`` over it, rounded once.
 
-    ``factor`` is an array of float32 or float64.
+    ``factor`` is an array of float32 or float64. The new arrays share one piece of memory, which
+    goes back when the last of them does.
     """
     from rtxarr.kernels._multi_tensor_cuda import scale
 
     with on_gpu(gpu_of(arrays[0])):
-        copies = [_empty(x.shape, x.dtype) for x in arrays]
+        copies = _all_empty(arrays)
         for dtype, places in _kinds(arrays):
             found = made_contiguous([arrays[i] for i in places])
             columns = [addresses([copies[i] for i in places]), addresses(found)]
@@ -247,6 +249,16 @@ def scaled_copies(arrays: Sequence, factor: Any, at: int = 0, *, inverse: bool =
 def _empty(shape: tuple, dtype: Any) -> Any:
     """Make an array without the cost of ``xp.empty``, half of it."""
     return np.empty(shape, dtype) if _device._SIMULATING else _device.cupy.ndarray(shape, dtype)
+
+
+def _all_empty(arrays: Sequence) -> list:
+    """Make an array like each of these; asking the memory pool for every one takes longest."""
+    if _device._SIMULATING:
+        return [np.empty(x.shape, x.dtype) for x in arrays]
+    starts = [0, *accumulate([-(-x.nbytes // 256) * 256 for x in arrays])]
+    memory, array = _device.cupy.cuda.alloc(starts.pop()), _device.cupy.ndarray
+    pairs = zip(arrays, starts, strict=True)
+    return [array(x.shape, x.dtype, memory + start) for x, start in pairs]
 
 
 def find_not_finite(arrays: Sequence, state: Any, slot: int) -> None:
