@@ -346,3 +346,13 @@ def test_many_tensors_are_moved_16_bytes_at_a_time():
             assert len(re.findall(r"ld\.global\.v4", ptx)) >= 4, title
             assert len(re.findall(r"st\.global\.v4", ptx)) >= 3, title
             assert ".local" not in ptx, title
+
+
+def test_updates_leave_no_rounding_to_the_assembler():
+    """It fuses a product with the sum it goes into, or not, depending on what is around them."""
+    for title, kernel, signature in optimizers_cases():
+        if not title.startswith("count"):  # not a step: float64, rounded to float32 at the end
+            ptx = _compile.compile_ptx(kernel, signature, (9, 0))[1]
+            products = set(re.findall(r"mul\.f(?:32|64)\s+(%\w+)", ptx))
+            sums = re.findall(r"(?:add|sub)\.f(?:32|64)\s+%\w+, ([^;]+);", ptx)
+            assert not products & {x for operands in sums for x in operands.split(", ")}, title
