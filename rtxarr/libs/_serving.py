@@ -271,7 +271,7 @@ def try_fp8_attention(
         out = plans.behind(cupy, (*q.shape[:3], v.shape[3]), q.dtype)
         factors = [x.copy() if x.data.ptr % 16 else x for x in scales]
         factors += [cupy.full(1, x, np.float32) for x in (1 / _LARGEST, _LARGEST)]
-        factors.append(np.float32(1) / out_scale)
+        factors.append(1 / out_scale)
         right = offset if causal and offset < k.shape[2] - 1 else None
         fields: list[Any] = [*map(_as_e4m3, (q, k, v, out)), right, scale]
         problem = Fp8Attention(*fields)
