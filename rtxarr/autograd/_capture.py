@@ -23,7 +23,7 @@ from rtxarr._replay import Recorder, keeping, recorder
 from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._capture_check import Watch
 from rtxarr.autograd._mode import PROFILED, is_recording, profiles, state
-from rtxarr.autograd._tape import Leaf, Tensor, make_tensor
+from rtxarr.autograd._tape import Leaf, Tensor, make_tensor, store_of
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.libs import blas
 
@@ -70,7 +70,9 @@ def capture(step: Callable | None = None, *, max_graphs: int = 16, copy: bool = 
 
     Arrays that the step finds elsewhere than in its arguments, such as parameters, are used
     where they are: change them in place (``p.assign(...)``, ``x[...] = ...``), in the step and
-    outside. An argument that comes to lie elsewhere is copied to where the graph reads it.
+    outside. Arguments are copied to where the graph reads them, but for those that are the very
+    array of the call before: these are read where they are, so refill one array to spare copies.
+    After a call ``p.grad`` is the gradient of that call.
 
     Examples
     --------
@@ -106,8 +108,8 @@ class Captured:
         self._step = step
         self._copy = copy
         self._max_graphs = max_graphs
-        # By kind of arguments: a graph, or where the arguments of its eager call lay.
-        self._known: OrderedDict[tuple, _Graph | tuple] = OrderedDict()
+        # By kind of arguments: a graph, or the arrays among those of its eager call.
+        self._known: OrderedDict[tuple, _Graph | list] = OrderedDict()
         self._lock = threading.RLock()
         self._streams: dict[int, Any] = {}
         self._workspaces: dict[int, Any] = {}
@@ -169,7 +171,7 @@ class Captured:
             raise
         if known is None:
             result = self._eager(leaves, structure)
-            self._keep(key, _pointers(leaves))
+            self._keep(key, _device_arrays(leaves))
             return result
         stream = _device.cupy.cuda.get_current_stream()
         self._follow(stream)
@@ -180,9 +182,10 @@ class Captured:
                     with state.profile.range(f"replay of {_name(self._step)}"):
                         return known.replay(stream)
                 return known.replay(stream)
-            bound = known.bound & set(_bound(leaves, known.pointers))
+            bound = known.still_bound(leaves)
         else:
-            bound = set(_bound(leaves, known))
+            now = _device_arrays(leaves)
+            bound = {i for i, x in enumerate(now) if x is not None and x is known[i]}
         graph = self._record(leaves, structure, bound)
         self._keep(key, graph)
         return graph.replay(stream, first=True)
@@ -255,6 +258,7 @@ class Captured:
             try:
                 outputs = _untracked(self._step(*args, **kwargs))
                 graph.set_outputs(outputs)
+                graph.set_state(self._modules)
                 found = own.end_capture()
             except BaseException as error:
                 _abandon(own)
@@ -278,12 +282,10 @@ class _Graph:
         self.graph: Any = None
         self.pool = cupy.cuda.MemoryPool()
         self.recorder = Recorder()
-        self.bound = bound
-        self.pointers = _pointers(leaves)
         self._copy = copy
-        # Those that are bound are only kept alive.
+        # Arguments that are read where they are, and the graph's own arrays for the others.
+        self.bound = {i: _array(leaves[i]) for i in bound}
         self._inputs: list[tuple[int, Any]] = []
-        self._kept = [_array(leaves[i]) for i in bound]
         for i, x in enumerate(leaves):
             if _is_array(x) and i not in bound:
                 self._inputs.append((i, _copy_of(_array(x))))
@@ -305,11 +307,23 @@ class _Graph:
                     "is in every replay; give an array instead"
                 )
 
+    def set_state(self, modules):
+        """Note the parameters and buffers that a replay may change, and their gradients."""
+        owned = {}
+        for module in modules:
+            for x in (*module.parameters(), *module.buffers()):
+                owned[id(x)] = x
+        self._counters = [store_of(x) for x in owned.values()]
+        self._grads = [(x.node, x.node.grad) for x in owned.values() if type(x.node) is Leaf]
+
+    def still_bound(self, leaves):
+        """Give the places of the bound arguments that are where they were."""
+        return {i for i, x in self.bound.items() if _array(leaves[i]).data.ptr == x.data.ptr}
+
     def take(self, leaves, stream):
         """Copy the arguments in; False when one that is bound has moved."""
-        pointers = self.pointers
-        for i in self.bound:
-            if _array(leaves[i]).data.ptr != pointers[i]:
+        for i, x in self.bound.items():
+            if _array(leaves[i]).data.ptr != x.data.ptr:
                 return False
         for i, buffer in self._inputs:
             x = _array(leaves[i])
@@ -324,6 +338,10 @@ class _Graph:
     def replay(self, stream, *, first=False):
         if not first:
             self.recorder.refresh()
+            for counter in self._counters:
+                counter[0] += 1
+            for leaf, grad in self._grads:
+                leaf.grad = grad
         self.recorder.upload()
         self.graph.launch(stream)
         if not self._copy:
@@ -388,18 +406,12 @@ def _place(leaves):
     return _device.device()
 
 
-def _pointers(leaves):
-    """Say where the arguments lie; None for those that are no arrays on the GPU."""
-    return tuple(
-        x.data.ptr if _device.is_device_array(x := _array(leaf)) and _is_array(leaf) else None
+def _device_arrays(leaves):
+    """Give the arrays on the GPU among the arguments, None for what is none."""
+    return [
+        x if _is_array(leaf) and _device.is_device_array(x := _array(leaf)) else None
         for leaf in leaves
-    )
-
-
-def _bound(leaves, before):
-    """Give the places of the arguments that lie where they lay before."""
-    now = _pointers(leaves)
-    return [i for i, (p, q) in enumerate(zip(now, before, strict=True)) if p is not None and p == q]
+    ]
 
 
 def _on_device(x):

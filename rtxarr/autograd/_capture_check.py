@@ -32,6 +32,7 @@ class Watch:
 
             def malloc_postprocess(self, **options):
                 watch._made.add(options["mem_ptr"])
+                watch._freed.pop(options["mem_ptr"], None)
 
             def free_postprocess(self, **options):
                 if options["mem_ptr"] not in watch._made:

@@ -458,6 +458,41 @@ def test_gpu_arguments_are_bound_or_copied(cupy):
 
 
 @gpu
+def test_gpu_gradients_are_those_of_the_last_call(cupy):
+    layer = nn.Linear(3, 1, bias=False)
+
+    def step(x):
+        layer.zero_grad()
+        rx.sum(layer(x)).backward()
+
+    run = rx.capture(step)
+    for _ in range(4):
+        for n in (2, 5):  # a graph each
+            run(cupy.ones((n, 3), "float32"))
+            assert_same(layer.weight.grad, cupy.full((1, 3), n, "float32"))
+
+
+@gpu
+def test_gpu_what_was_recorded_before_a_replay_is_known_to_be_stale(cupy):
+    layer = nn.Linear(3, 1)
+    optimizer = optim.SGD(layer.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        rx.sum(layer(x) ** 2).backward()
+        optimizer.step()
+
+    run = rx.capture(step)
+    x = cupy.ones((2, 3), "float32")
+    for _ in range(3):
+        run(x)
+    loss = rx.sum(layer(rx.Tensor(x, requires_grad=True)) ** 2)
+    run(x)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        loss.backward()
+
+
+@gpu
 def test_gpu_shapes_numbers_and_modes_get_their_own_graphs(cupy):
     dropout = nn.Dropout(0.5)
     run = rx.capture(lambda x, factor: dropout(x) * factor, max_graphs=4)
