@@ -15,6 +15,7 @@ from rtxarr.libs._conv_plans import channels_last
 from rtxarr.libs.dnn import try_convolution, try_convolution_input, try_convolution_weight
 from rtxarr.ops._check import check_floating
 from rtxarr.ops._half import rounded_once, widen
+from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import reshape
 from rtxarr.ops._reduce import sum
 from rtxarr.ops._windows import AXES, batches, check_spatial, for_axes, make_windows, per_axis
@@ -95,7 +96,7 @@ def _unfolded(x, weight, bias, *, windows, groups):
     for part in batches(n_batch, n_in * windows.n_taps * math.prod(counts), x):
         columns = _unfold(x[part, ...], windows)
         columns = xp.reshape(columns, (groups, n_rows, -1))
-        product = xp.reshape(xp.matmul(matrices, columns), (n_out, *counts, -1))
+        product = xp.reshape(matmul(matrices, columns), (n_out, *counts, -1))
         out[part, ...] = xp.moveaxis(product, -1, 0)
     return _add_bias(out, bias)
 
@@ -120,7 +121,7 @@ def _unfolded_input(y, weight, bias, *, windows, groups, spatial):
     out = _result(xp, (n_batch, n_in, *spatial), y, weight, bias)
     for part in batches(n_batch, n_in * windows.n_taps * math.prod(counts), y):
         rows = xp.reshape(_batch_last(y[part, ...]), (groups, n_out // groups, -1))
-        columns = xp.matmul(matrices, rows)
+        columns = matmul(matrices, rows)
         columns = xp.reshape(columns, (n_in, windows.n_taps, *counts, -1))
         out[part, ...] = _fold(columns, windows, spatial)
     return _add_bias(out, bias)
@@ -148,7 +149,7 @@ def _unfolded_weight(x, y, *, windows, groups):
     for part in batches(n_batch, n_in * windows.n_taps * math.prod(counts), x):
         columns = xp.reshape(_unfold(x[part, ...], windows), (groups, n_rows, -1))
         rows = xp.reshape(_batch_last(y[part, ...]), (groups, n_out // groups, -1))
-        total += xp.matmul(rows, xp.matrix_transpose(columns))
+        total += matmul(rows, xp.matrix_transpose(columns))
     return xp.reshape(total, (n_out, n_in // groups, *windows.kernel))
 
 

@@ -160,10 +160,10 @@ CASES = {
             (QUERIES, KEYS, VALUES),
         ),
         (
-            lambda q, k, v: rx.scaled_dot_product_attention(
-                q, k, v, causal=True, causal_offset=1, window=2, key_lengths=np.array([4, 3])
+            lambda q, k, v, n: rx.scaled_dot_product_attention(
+                q, k, v, causal=True, causal_offset=1, window=2, key_lengths=n
             ),
-            (QUERIES, KEYS, VALUES),
+            (QUERIES, KEYS, VALUES, np.array([4, 3])),
         ),
     ],
     # resizing
