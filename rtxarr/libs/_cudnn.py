@@ -223,7 +223,8 @@ class Cudnn:
         found = self._candidates(device_id, problem, handle)
         first = next(found)
         capturing = stream.is_capturing()
-        if problem.tuned and not capturing:
+        # Timed only where the choice is kept, so that later runs give the same bits.
+        if problem.tuned and not capturing and _kernel_cache.cache_dir() is not None:
             first = self._fastest([first, *found], handle, stream, pointers)
         if not capturing:
             _kernel_cache.store(digest, "cuDNN", first)

@@ -5,6 +5,9 @@ only of what lies in neither. All plans accumulate in float32, give the same bit
 :func:`deterministic` says otherwise) and do not round float32 operands (unless
 :func:`rtxarr.libs.blas.allow_tf32` does). Whatever cuDNN does not take goes through plain array
 code; :func:`rtxarr.libs.show` counts it.
+
+When a convolution is first met its plans are timed, and the fastest is kept where compiled kernels
+are, for the same GPU model and library: results are the same to the bit as long as it is kept.
 """
 
 from rtxarr.libs._attention import (

@@ -243,6 +243,13 @@ def test_nothing_is_timed_while_capturing(fake_dnn, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_timed_where_nothing_is_kept(fake_dnn):
+    """The choice would differ from process to process, and so would the last bits."""
+    fake_dnn.engines = [(1, set()), (2, set())]
+    convolve(fake_dnn.cupy)
+    assert [engine for engine, _ in fake_dnn.started] == [1]
+
+
 def test_each_thread_has_a_handle(fake_dnn):
     """The stand-in fails when a handle is used by another thread."""
     convolve(fake_dnn.cupy)
