@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rtxarr._device import cuda
-from rtxarr.kernels._vector import access, lift
+from rtxarr.kernels._vector import access, each, lift
 
 
 @functools.cache
@@ -17,9 +17,9 @@ def forward(name: str, dtype: np.dtype, wide: bool):
     """Return ``kernel(x, out)`` over flat arrays; ``kernel.per_thread`` elements a thread."""
     kind = access(dtype, wide=wide)
     load, store, width = kind.load, kind.store, kind.width
-    apply = _each(_formulas(kind.scalar)[name], width)
+    apply = each(_formulas(kind.scalar)[name], width)
     one = access(dtype, wide=False)
-    load_one, store_one, apply_one = one.load, one.store, _each(_formulas(one.scalar)[name], 1)
+    load_one, store_one, apply_one = one.load, one.store, each(_formulas(one.scalar)[name], 1)
 
     @cuda.jit
     def kernel(x, out):
@@ -145,35 +145,3 @@ def _slopes(scalar) -> dict[str, Callable]:
         "sigmoid": of_sigmoid,
         "silu": silu,
     }
-
-
-def _each(formula, width):
-    """Return the device function that applies ``formula`` to a tuple of ``width`` numbers."""
-    if width == 1:
-
-        @cuda.jit(device=True)
-        def each(x):
-            return (formula(x[0]),)
-
-    elif width == 4:
-
-        @cuda.jit(device=True)
-        def each(x):
-            return (formula(x[0]), formula(x[1]), formula(x[2]), formula(x[3]))
-
-    else:
-
-        @cuda.jit(device=True)
-        def each(x):
-            return (
-                formula(x[0]),
-                formula(x[1]),
-                formula(x[2]),
-                formula(x[3]),
-                formula(x[4]),
-                formula(x[5]),
-                formula(x[6]),
-                formula(x[7]),
-            )
-
-    return each

@@ -186,6 +186,7 @@ else:
     # A bfloat16 is the upper half of a float32.
     bf16_to_f32 = _convert("mov.b32 $0, {0, $1};", *_TO_F32)
     f32_to_bf16 = _convert("cvt.rn.bf16.f32 $0, $1;", *_FROM_F32)
+    two_to = _convert("ex2.approx.ftz.f32 $0, $1;", "=f,f", (types.float32,) * 2, (_F32,) * 2)
 
     def _address(context, builder, array_type, array, offset):
         data = context.make_array(array_type)(context, builder, array).data
@@ -405,6 +406,63 @@ def _load_bf16(array, offset):
 @cuda.jit(device=True)
 def _store_bf16(array, offset, values):
     array[offset] = f32_to_bf16(values[0])
+
+
+def each(operation, width, *, with_number=False):
+    """Return the device function that applies ``operation`` to a tuple of ``width`` numbers.
+
+    ``with_number``: it takes another number, which is the second operand of all of them.
+    """
+    if with_number:
+        lifted = lift(operation, width)
+        if width == 1:
+
+            @cuda.jit(device=True)
+            def mapped(a, n):
+                return lifted(a, (n,))
+
+        elif width == 4:
+
+            @cuda.jit(device=True)
+            def mapped(a, n):
+                return lifted(a, (n, n, n, n))
+
+        else:
+
+            @cuda.jit(device=True)
+            def mapped(a, n):
+                return lifted(a, (n, n, n, n, n, n, n, n))
+
+        return mapped
+
+    if width == 1:
+
+        @cuda.jit(device=True)
+        def mapped(a):
+            return (operation(a[0]),)
+
+    elif width == 4:
+
+        @cuda.jit(device=True)
+        def mapped(a):
+            return (operation(a[0]), operation(a[1]), operation(a[2]), operation(a[3]))
+
+    else:
+
+        @cuda.jit(device=True)
+        def mapped(a):
+            return (
+                operation(a[0]),
+                operation(a[1]),
+                operation(a[2]),
+                operation(a[3]),
+                operation(a[4]),
+                operation(a[5]),
+                operation(a[6]),
+                operation(a[7]),
+            )
+
+    return mapped
 
 
 def lift(operation, width):

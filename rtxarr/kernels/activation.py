@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import is_array, launch, namespace, runs_kernels
+from rtxarr._device import is_array, runs_kernels
 from rtxarr.dtypes import is_half
+from rtxarr.kernels._dense import map_dense
 
 __all__ = ["BACKWARD", "FORWARD", "activation", "activation_gradient", "fits"]
 
@@ -56,7 +57,7 @@ def activation(name: str, x: Any) -> Any:
     """
     from rtxarr.kernels._activation_cuda import forward
 
-    return _map(forward, name, x)
+    return map_dense(lambda wide: forward(name, x.dtype, wide), (x,))
 
 
 def activation_gradient(name: str, saved: Any, grad: Any) -> Any:
@@ -77,34 +78,4 @@ def activation_gradient(name: str, saved: Any, grad: Any) -> Any:
     """
     from rtxarr.kernels._activation_cuda import backward
 
-    return _map(backward, name, saved, grad)
-
-
-def _map(kernel, name, *arrays):
-    xp = namespace(*arrays)
-    order = _dense_order(arrays[0])
-    if order is None:
-        arrays = (xp.asarray(arrays[0], copy=True, order="C"), *arrays[1:])
-        order = tuple(range(arrays[0].ndim))
-    flat = []
-    for x in arrays:
-        x = x.transpose(order)
-        flat.append((x if x.flags.c_contiguous else x.copy(order="C")).reshape(-1))
-    out = xp.empty(tuple(arrays[0].shape[i] for i in order), dtype=arrays[0].dtype)
-    flat.append(out.reshape(-1))
-    wide = all(_address(x) % 16 == 0 for x in flat)
-    run = kernel(name, out.dtype, wide)
-    launch(run, -(-out.size // run.per_thread), tuple(flat))
-    return out.transpose(tuple(np.argsort(order)))
-
-
-def _dense_order(x):
-    """Give the order of axes in which ``x`` is C-contiguous; None if there is none."""
-    if x.flags.c_contiguous:
-        return tuple(range(x.ndim))
-    order = tuple(sorted(range(x.ndim), key=lambda i: (-x.strides[i], x.shape[i] > 1)))
-    return order if x.transpose(order).flags.c_contiguous else None
-
-
-def _address(x):
-    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+    return map_dense(lambda wide: backward(name, saved.dtype, wide), (saved, grad))

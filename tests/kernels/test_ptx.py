@@ -267,7 +267,30 @@ def fp8_cases():
     yield "advance", advance(), ((single,) * 3 + ("float32",) * 3 + ("int64",))
 
 
+def elementwise_cases():
+    from rtxarr.kernels._elementwise_cuda import binary, conversion, unary
+    from rtxarr.kernels.elementwise import BINARY, UNARY
+
+    single = dtype_of("float32")
+    for name in ("float32", "bfloat16"):
+        values, dtype = (name, 1, "C"), dtype_of(name)
+        for which in UNARY:
+            yield f"{which}-{name}", unary(which, dtype, True), (values,) * 2
+        for which in BINARY:
+            yield f"{which}-{name}", binary(which, dtype, True, None), (values,) * 3
+        for side in ("first", "second"):
+            kernel, signature = binary("subtract", dtype, True, side), (values, values, "float32")
+            yield f"subtract-{side}-{name}", kernel, signature
+    for name in ("float16", "bfloat16"):
+        pair = [(dtype_of(name), (name, 1, "C")), (single, ("float32", 1, "C"))]
+        for (source, x), (target, out) in (pair, pair[::-1]):
+            for wide in (True, False):
+                title = f"{source}-to-{target}{'-wide' * wide}"
+                yield title, conversion(source, target, wide), (x, out)
+
+
 CASES = {
+    "_elementwise_cuda": elementwise_cases,
     "_activation_cuda": activation_cases,
     "_cross_entropy_cuda": cross_entropy_cases,
     "_fp8_cuda": fp8_cases,
