@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from rtxarr._device import cuda
+from rtxarr.kernels._arithmetic import arithmetic
 from rtxarr.kernels._rows import Plan, bounded, rows_of
-from rtxarr.kernels._softmax_cuda import exponential, log_sum
+from rtxarr.kernels._softmax_cuda import log_sum
 from rtxarr.kernels._vector import access
 
 
@@ -73,16 +74,15 @@ def label_losses(dtype: np.dtype, plan: Plan, smooth: bool, masked: bool):
     """
     _, kind, load, *_ = access(dtype, wide=False)
     scalar: Any = kind
-    begin, _, fetch, _ = rows_of(dtype, plan)
+    begin, tiles, _, fetch, _ = rows_of(dtype, plan)
     gather, finite, largest_of, total_of = log_sum(dtype, plan)
-    size, tile_size = plan.kept, plan.tile
-    exp, zero = exponential(dtype), scalar(0)
+    size, exp, zero = plan.kept, arithmetic(dtype).exp, scalar(0)
     lowest, nan = scalar(-np.inf), scalar(np.nan)
 
     @cuda.jit(device=True)
     def add_up(logits, first, n, kept):
         total = zero
-        for tile in range((n + tile_size - 1) // tile_size):
+        for tile in range(tiles(first, n)):
             fetch(logits, first, tile, n, zero, kept)
             for i in range(size):
                 total += kept[i]
@@ -92,20 +92,20 @@ def label_losses(dtype: np.dtype, plan: Plan, smooth: bool, masked: bool):
     def kernel(logits, labels, mask, losses, lse, n, keep, share):
         kept = cuda.local.array(size, scalar)
         row, live = begin(lse.size)
-        first = row * n if live else 0  # idle threads take part in the reductions
+        row = row if live else 0  # idle threads take part in the reductions
+        first, label = row * n, np.int64(labels[row])
+        # The loss of a label that is no class is NaN. Read early, while the row is under way.
+        picked = load(logits, first + label)[0] if label >= 0 and label < n else nan
         top, total = gather(logits, first, n, kept)
-        shift = finite(largest_of(top))
-        total = total_of(total * exp(top - shift))
-        mean = total_of(add_up(logits, first, n, kept)) / scalar(n) if smooth else zero
+        shift = finite(largest_of(top, 0))
+        total = total_of(total * exp(top - shift), 0)
+        mean = total_of(add_up(logits, first, n, kept), 1) / scalar(n) if smooth else zero
         if live and cuda.threadIdx.x == 0:
             normalizer = lowest if total == zero else shift + math.log(total)
             lse[row] = normalizer
-            label = np.int64(labels[row])
-            loss = nan  # of a label that is no class
-            if label >= 0 and label < n:
-                loss = normalizer - keep * load(logits, first + label)[0]
-                if smooth:
-                    loss -= share * mean
+            loss = normalizer - keep * picked
+            if smooth:
+                loss -= share * mean
             losses[row] = zero if masked and not mask[row] else loss
 
     return kernel
@@ -114,10 +114,11 @@ def label_losses(dtype: np.dtype, plan: Plan, smooth: bool, masked: bool):
 @functools.cache
 def label_gradient(dtype: np.dtype, plan: Plan, smooth: bool):
     """Return the kernel of the gradient of the logits with labels."""
-    scalar: Any = access(dtype, wide=plan.wide).scalar
-    begin, place, fetch, put = rows_of(dtype, plan)
-    chunks, width, size, tile_size = plan.chunks, plan.width, plan.kept, plan.tile
-    exp, lowest = exponential(dtype), scalar(-np.inf)
+    scalar: Any = access(dtype, wide=False).scalar
+    begin, tiles, place, fetch, put = rows_of(dtype, plan)
+    chunks, width, size = plan.chunks, plan.width, plan.kept
+    _, _, _, base, power = arithmetic(dtype)
+    zero, lowest = scalar(0), scalar(-np.inf)
 
     @bounded(plan.threads)
     def kernel(logits, lse, up, down, labels, out, n, keep, share):
@@ -126,20 +127,20 @@ def label_gradient(dtype: np.dtype, plan: Plan, smooth: bool):
         if not live:
             return
         first = row * n
-        normalizer, factor = lse[row], up[row]
+        normalizer, factor = lse[row] * base, up[row]
         of_label, of_all = keep * down[row], share * down[row]
         label = np.int64(labels[row])
-        for tile in range((n + tile_size - 1) // tile_size):
+        for tile in range(tiles(first, n)):
             fetch(logits, first, tile, n, lowest, kept)
+            for i in range(size):
+                value = power(kept[i], normalizer) * factor
+                kept[i] = value - of_all if smooth else value
             for k in range(chunks):
-                j = place(tile, k)
-                for i in range(width):
-                    value = exp(kept[k * width + i] - normalizer) * factor
-                    if smooth:
-                        value -= of_all
-                    if j + i == label:
-                        value -= of_label
-                    kept[k * width + i] = value
+                # At most one piece has the label in it.
+                at = label - place(first, tile, k)
+                if at >= 0 and at < width:
+                    for i in range(width):
+                        kept[k * width + i] -= of_label if i == at else zero
             put(out, first, tile, n, kept)
 
     return kernel

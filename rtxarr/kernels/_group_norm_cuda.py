@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rtxarr._device import _SIMULATING, cuda
-from rtxarr.kernels._rows import Plan, add, bounded, group_reduce, rows_of, window
-from rtxarr.kernels._softmax_cuda import exponential
+from rtxarr.kernels._arithmetic import arithmetic
+from rtxarr.kernels._rows import Plan, bounded, group_sums, rows_of, window
 from rtxarr.kernels._vector import access
 
 # Threads of the blocks that combine partial sums: channels of a group, and parts of the chunks.
@@ -52,16 +52,17 @@ class Kernels(NamedTuple):
 @functools.cache
 def _activations(dtype: np.dtype, silu: bool):
     """Return device functions: the activation of a number, and a gradient through it."""
-    exp, one = exponential(dtype), access(dtype, wide=False).scalar(1)
+    _, quotient, exp, _, _ = arithmetic(dtype)
+    one: Any = access(dtype, wide=False).scalar(1)
 
     @cuda.jit(device=True)
     def activate(y):
-        return y / (one + exp(-y)) if silu else y
+        return quotient(y, one + exp(-y)) if silu else y
 
     @cuda.jit(device=True)
     def through(y, grad):
         if silu:
-            s = one / (one + exp(-y))
+            s = quotient(one, one + exp(-y))
             return grad * s * (one + y * (one - s))
         return grad
 
@@ -128,9 +129,17 @@ def channels_last(
         cuda.syncthreads()  # they have been read before the next ones overwrite them
 
     @cuda.jit(device=True)
-    def place(channel, n_channels, n_groups):
-        """Give where the statistics of a channel's group are."""
-        return np.int64(cuda.blockIdx.z) * n_groups + channel // (n_channels // n_groups)
+    def read_groups(array, channel, n_channels, n_groups, kept):
+        """Read what a group has, for each channel of this thread, with one division."""
+        size = n_channels // n_groups
+        group = channel // size
+        end = (group + 1) * size
+        group += np.int64(cuda.blockIdx.z) * n_groups
+        for i in range(width):
+            if channel + i == end:
+                group += 1
+                end += size
+            kept[i] = array[group]
 
     @bounded(lanes * groups)
     def sums(x, first, second, n_positions, n_channels):
@@ -162,10 +171,8 @@ def channels_last(
         channel, offset, position, stop = begin(n_positions, n_channels)
         if channel >= n_channels:
             return
-        for i in range(width):
-            group = place(channel + i, n_channels, n_groups)
-            mean[i] = centre[group]
-            scale[i] = inverse[group]
+        read_groups(centre, channel, n_channels, n_groups, mean)
+        read_groups(inverse, channel, n_channels, n_groups, scale)
         if weighted:
             factors = load(weight, channel)
             for i in range(width):
@@ -198,10 +205,9 @@ def channels_last(
             totals[i] = zero
             products[i] = zero
         if channel < n_channels:
+            read_groups(centre, channel, n_channels, n_groups, mean)
+            read_groups(inverse, channel, n_channels, n_groups, scale)
             for i in range(width):
-                group = place(channel + i, n_channels, n_groups)
-                mean[i] = centre[group]
-                scale[i] = inverse[group]
                 factor[i] = one
                 shift[i] = zero
             if silu and weighted:
@@ -250,12 +256,11 @@ def channels_last(
         channel, offset, position, stop = begin(n_positions, n_channels)
         if channel >= n_channels:
             return
+        read_groups(centre, channel, n_channels, n_groups, mean)
+        read_groups(inverse, channel, n_channels, n_groups, scale)
+        read_groups(of_mean, channel, n_channels, n_groups, first)
+        read_groups(of_scale, channel, n_channels, n_groups, second)
         for i in range(width):
-            group = place(channel + i, n_channels, n_groups)
-            mean[i] = centre[group]
-            scale[i] = inverse[group]
-            first[i] = of_mean[group]
-            second[i] = of_scale[group]
             factor[i] = one
             shift[i] = zero
         if weighted:
@@ -287,9 +292,9 @@ def channels_first(dtype: np.dtype, plan: Plan, affine: tuple[bool, bool], silu:
     The grid's x runs over rows, its y over chunks.
     """
     _, scalar, load, *_ = access(dtype, wide=False)
-    begin, _, fetch, put = rows_of(dtype, plan)
+    begin, _, _, fetch, put = rows_of(dtype, plan)
     activate, through = _activations(dtype, silu)
-    total_of = group_reduce(add, scalar, plan.lanes, plan.groups)
+    totals_of = group_sums(scalar, plan.lanes, plan.groups)
     size, tile_size = plan.kept, plan.tile
     weighted, biased = affine
     zero, one = scalar(0), scalar(1)
@@ -326,7 +331,7 @@ def channels_first(dtype: np.dtype, plan: Plan, affine: tuple[bool, bool], silu:
                 value = kept[i] - origin
                 total += value
                 square += value * value
-        total, square = total_of(total), total_of(square)
+        total, square = totals_of(total, square, 0)
         if live and cuda.threadIdx.x == 0:
             first[partial_of(row, n_channels)] = total
             second[partial_of(row, n_channels)] = square
@@ -370,7 +375,7 @@ def channels_first(dtype: np.dtype, plan: Plan, affine: tuple[bool, bool], silu:
                 g = through(hat * factor + shift, up[i])
                 total += g
                 product += g * hat
-        total, product = total_of(total), total_of(product)
+        total, product = totals_of(total, product, 0)
         if live and cuda.threadIdx.x == 0:
             first[partial_of(row, n_channels)] = total
             second[partial_of(row, n_channels)] = product

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr._device import _SIMULATING, cuda
-from rtxarr.kernels._rows import Plan, add, bounded, group_reduce, rows_of, window
+from rtxarr.kernels._rows import Plan, add, bounded, group_reduce, group_sums, rows_of, window
 from rtxarr.kernels._vector import access
 
 # Threads of the block that adds up partial sums: columns, and parts of each.
@@ -22,10 +22,10 @@ def forward(dtype: np.dtype, plan: Plan, centred: bool, weighted: bool, biased: 
 
     Arrays are flat and C-contiguous. Of what the flags rule out it takes any array.
     """
-    width, scalar, load, store, _ = access(dtype, wide=plan.wide)
+    width, scalar, load, store, _ = access(dtype, wide=plan.width > 1)
     chunks, size, neighbours = plan.chunks, plan.kept, window(width)
-    begin, place, fetch, _ = rows_of(dtype, plan)
-    total_of = group_reduce(add, scalar, plan.lanes, plan.groups)
+    begin, _, place, fetch, _ = rows_of(dtype, plan)
+    total_of = group_reduce(add, scalar, plan.lanes, plan.groups, 2)
     resident, tile_size, zero, one = plan.resident, plan.tile, scalar(0), scalar(1)
 
     @cuda.jit(device=True)
@@ -39,7 +39,7 @@ def forward(dtype: np.dtype, plan: Plan, centred: bool, weighted: bool, biased: 
     def square(kept, mean, tile, n):
         part = zero
         for k in range(chunks):
-            if place(tile, k) < n:
+            if place(0, tile, k) < n:
                 for i in range(width):
                     deviation = kept[k * width + i] - mean
                     part += deviation * deviation
@@ -59,13 +59,13 @@ def forward(dtype: np.dtype, plan: Plan, centred: bool, weighted: bool, biased: 
                 if not resident:
                     fetch(x, first, tile, n, zero, kept)
                 part += total(kept)
-            mean = total_of(part) / scalar(n)
+            mean = total_of(part, 0) / scalar(n)
             part = zero
         for tile in range(tiles):
             if not resident:
                 fetch(x, first, tile, n, zero, kept)
             part += square(kept, mean, tile, n)
-        scale = one / math.sqrt(total_of(part) / scalar(n) + eps)
+        scale = one / math.sqrt(total_of(part, 1) / scalar(n) + eps)
         if not live:
             return
         if cuda.threadIdx.x == 0:
@@ -76,7 +76,7 @@ def forward(dtype: np.dtype, plan: Plan, centred: bool, weighted: bool, biased: 
             if not resident:
                 fetch(x, first, tile, n, zero, kept)
             for k in range(chunks):
-                j = place(tile, k)
+                j = place(0, tile, k)
                 if j < n:
                     for i in range(width):
                         kept[k * width + i] = (kept[k * width + i] - mean) * scale
@@ -94,27 +94,74 @@ def forward(dtype: np.dtype, plan: Plan, centred: bool, weighted: bool, biased: 
 
 
 @functools.cache
-def backward(dtype: np.dtype, plan: Plan, centred: bool, weighted: bool, n_params: int):
-    """Return the kernel of the gradient of the rows.
+def backward(dtype: np.dtype, plan: Plan, centred: bool, weighted: bool):
+    """Return the kernel of the gradient of the rows alone, a row for each group of threads."""
+    scalar: Any = access(dtype, wide=plan.width > 1).scalar
+    size, resident, tile_size, zero = plan.kept, plan.resident, plan.tile, scalar(0)
+    begin, _, _, fetch, put = rows_of(dtype, plan)
+    sums = group_sums(scalar, plan.lanes, plan.groups)
 
-    With one or two parameters (the weight; the bias) it also adds up their gradients: each block
-    takes every ``gridDim.x``-th set of rows, in order, and leaves its sums in its row of the
-    partial sums. Rows must then be resident.
+    @cuda.jit(device=True)
+    def read(grad, x, weight, first, tile, n, mean, scale, of_hat, hat, factor):
+        fetch(grad, first, tile, n, zero, of_hat)
+        fetch(x, first, tile, n, mean, hat)
+        if weighted:
+            fetch(weight, 0, tile, n, zero, factor)
+        for i in range(size):
+            hat[i] = (hat[i] - mean) * scale
+            if weighted:
+                of_hat[i] *= factor[i]
+
+    @bounded(plan.threads)
+    def kernel(grad, x, weight, centre, inverse, out, n):
+        hat, of_hat = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
+        factor = cuda.local.array(size, scalar)
+        row, live = begin(inverse.size)
+        row = row if live else 0  # idle threads take part in the reductions
+        first, scale = row * n, inverse[row]
+        mean = centre[row] if centred else zero
+        tiles = 1 if resident else (n + tile_size - 1) // tile_size
+        dot, total = zero, zero
+        for tile in range(tiles):
+            read(grad, x, weight, first, tile, n, mean, scale, of_hat, hat, factor)
+            for i in range(size):
+                dot += of_hat[i] * hat[i]
+                total += of_hat[i]
+        dot, total = sums(dot, total, 0)
+        dot /= scalar(n)
+        total = total / scalar(n) if centred else zero
+        if not live:
+            return
+        for tile in range(tiles):
+            if not resident:
+                read(grad, x, weight, first, tile, n, mean, scale, of_hat, hat, factor)
+            for i in range(size):
+                of_hat[i] = (of_hat[i] - total - hat[i] * dot) * scale
+            put(out, first, tile, n, of_hat)
+
+    return kernel
+
+
+@functools.cache
+def backward_with_sums(dtype: np.dtype, plan: Plan, centred: bool, weighted: bool, n_params: int):
+    """Return the kernel that also adds up the gradients of the weight and, of two, the bias.
+
+    Each block takes every ``gridDim.x``-th set of rows, in order, and leaves its sums in its row
+    of the partial sums. Rows must be resident.
     """
-    scalar: Any = access(dtype, wide=plan.wide).scalar
-    rows, size = rows_of(dtype, plan), plan.kept
-    _, place, fetch, put = rows
-    total_of = group_reduce(add, scalar, plan.lanes, plan.groups)
-    resident, tile_size, zero = plan.resident, plan.tile, scalar(0)
+    scalar: Any = access(dtype, wide=plan.width > 1).scalar
+    size, zero = plan.kept, scalar(0)
+    _, _, place, fetch, put = rows_of(dtype, plan)
+    sums = group_sums(scalar, plan.lanes, plan.groups, 2)
     chunks, width, groups, threads = plan.chunks, plan.width, plan.groups, plan.threads
-    shared_shape = (groups, plan.tile if n_params else 1)
+    shared_shape = (groups, plan.tile)
 
     @cuda.jit(device=True)
     def add_groups(kept, shared, partial, n):
         """Add up the groups of the block, in order, into its row of ``partial``."""
         for k in range(chunks):
             for i in range(width):
-                shared[cuda.threadIdx.y, place(0, k) + i] = kept[k * width + i]
+                shared[cuda.threadIdx.y, place(0, 0, k) + i] = kept[k * width + i]
         cuda.syncthreads()  # the sums of all groups are in place
         column = np.int64(cuda.threadIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
         while column < n:
@@ -125,69 +172,59 @@ def backward(dtype: np.dtype, plan: Plan, centred: bool, weighted: bool, n_param
             column += threads
         cuda.syncthreads()  # all have read them before the next sums overwrite them
 
-    @bounded(plan.threads)
+    @bounded(threads)
     def kernel(grad, x, weight, centre, inverse, out, of_weight, of_bias, n):
-        hat = cuda.local.array(size, scalar)
-        of_hat = cuda.local.array(size, scalar)
+        shared = cuda.shared.array(shared_shape, scalar)
+        hat, of_hat = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
+        next_x, next_grad = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
+        weight_sum, bias_sum = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
         factor = cuda.local.array(size, scalar)
-        weight_sum = cuda.local.array(size, scalar)
-        bias_sum = cuda.local.array(size, scalar)
-        if n_params:
-            for i in range(size):
-                weight_sum[i] = zero
-                bias_sum[i] = zero
-        tiles = 1 if resident else (n + tile_size - 1) // tile_size
-        n_rows = np.int64(inverse.size)
-        base = np.int64(cuda.blockIdx.x) * groups
+        for i in range(size):
+            weight_sum[i] = zero
+            bias_sum[i] = zero
+        n_rows, step = np.int64(inverse.size), np.int64(cuda.gridDim.x) * groups
+        row = np.int64(cuda.blockIdx.x) * groups + cuda.threadIdx.y
+        base, slot = row - cuda.threadIdx.y, 0
+        first = row * n if row < n_rows else 0
+        fetch(grad, first, 0, n, zero, next_grad)
+        fetch(x, first, 0, n, zero, next_x)
         while base < n_rows:
-            row = base + cuda.threadIdx.y
             live = row < n_rows
-            row = row if live else 0
-            first = row * n
             scale = inverse[row] if live else zero
-            mean = centre[row] if centred else zero
+            mean = centre[row] if centred and live else zero
+            for i in range(size):
+                of_hat[i] = next_grad[i]
+                hat[i] = (next_x[i] - mean) * scale
+            # The next row is under way while the threads wait for each other.
+            base += step
+            following = (row + step) * n if row + step < n_rows else 0
+            fetch(grad, following, 0, n, zero, next_grad)
+            fetch(x, following, 0, n, zero, next_x)
+            if live:
+                for i in range(size):
+                    weight_sum[i] += of_hat[i] * hat[i]
+                    if n_params == 2:
+                        bias_sum[i] += of_hat[i]
+            if weighted:
+                fetch(weight, 0, 0, n, zero, factor)
+                for i in range(size):
+                    of_hat[i] *= factor[i]
             dot, total = zero, zero
-            for tile in range(tiles):
-                fetch(grad, first, tile, n, zero, of_hat)
-                fetch(x, first, tile, n, mean, hat)
-                for i in range(size):
-                    hat[i] = (hat[i] - mean) * scale
-                if n_params and live:
-                    for i in range(size):
-                        weight_sum[i] += of_hat[i] * hat[i]
-                        if n_params == 2:
-                            bias_sum[i] += of_hat[i]
-                if weighted:
-                    fetch(weight, 0, tile, n, zero, factor)
-                    for i in range(size):
-                        of_hat[i] *= factor[i]
-                for i in range(size):
-                    dot += of_hat[i] * hat[i]
-                    if centred:
-                        total += of_hat[i]
-            dot = total_of(dot) / scalar(n)
-            if centred:
-                total = total_of(total) / scalar(n)
-            for tile in range(tiles):
-                if not resident:
-                    fetch(grad, first, tile, n, zero, of_hat)
-                    fetch(x, first, tile, n, mean, hat)
-                    for i in range(size):
-                        hat[i] = (hat[i] - mean) * scale
-                    if weighted:
-                        fetch(weight, 0, tile, n, zero, factor)
-                        for i in range(size):
-                            of_hat[i] *= factor[i]
+            for i in range(size):
+                dot += of_hat[i] * hat[i]
+                total += of_hat[i]
+            dot, total = sums(dot, total, slot)
+            slot = 1 - slot
+            dot /= scalar(n)
+            total = total / scalar(n) if centred else zero
+            if live:
                 for i in range(size):
                     of_hat[i] = (of_hat[i] - total - hat[i] * dot) * scale
-                if live:
-                    put(out, first, tile, n, of_hat)
-            base += np.int64(cuda.gridDim.x) * groups
-        if n_params:
-            shared = cuda.shared.array(shared_shape, scalar)
-            add_groups(weight_sum, shared, of_weight, n)
-            if n_params == 2:
-                add_groups(bias_sum, shared, of_bias, n)
+                put(out, row * n, 0, n, of_hat)
+            row += step
+        add_groups(weight_sum, shared, of_weight, n)
+        if n_params == 2:
+            add_groups(bias_sum, shared, of_bias, n)
 
     return kernel
 

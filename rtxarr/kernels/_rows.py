@@ -26,22 +26,25 @@ class Plan(NamedTuple):
 
     Attributes
     ----------
-    wide : bool
-        Whether a thread moves 16 bytes at once.
+    loose : bool
+        Whether rows may begin between multiples of 16 bytes though pieces do not.
     width, chunks : int
         Elements in a piece, and pieces that a thread holds.
     lanes, groups : int
         Threads that share a row, a power of two, and rows in a block.
     resident : bool
         Whether a whole row fits into the registers of its threads.
+    exact : bool
+        Whether rows are whole tiles.
     """
 
-    wide: bool
+    loose: bool
     width: int
     chunks: int
     lanes: int
     groups: int
     resident: bool
+    exact: bool
 
     @property
     def threads(self) -> int:
@@ -70,6 +73,7 @@ def plan_rows(
     dtype: Any,
     *,
     wide: bool,
+    loose: bool = False,
     pieces: int = 4,
     most: int = 32,
     threads: int = 128,
@@ -83,6 +87,8 @@ def plan_rows(
     dtype : dtype
     wide : bool
         Whether all rows begin at multiples of 16 bytes.
+    loose : bool
+        Whether only the arrays do.
     pieces : int
         Pieces of 16 bytes to give to a thread before a second warp shares the row: the more, the
         more loads are under way.
@@ -93,20 +99,25 @@ def plan_rows(
     lanes : int
         The most threads of a row: with fewer, each has more registers.
     """
-    width, scalar, *_ = access(dtype, wide=wide)
+    width, scalar, *_ = access(dtype, wide=wide or loose)
+    loose = loose and not wide and n >= 8 * width > 8
+    width = width if wide or loose else 1
     most //= np.dtype(scalar).itemsize // 4
     pieces = pieces if width > 1 else 2 * pieces
-    n_pieces = max(1, -(-n // width))
+    # A loose row may touch one piece more at its beginning.
+    n_pieces = max(1, -(-(n + (width - 1) * loose) // width))
     most_lanes = min(lanes, _MOST_LANES)
-    lanes = min(32, most_lanes, _power_of_two(n_pieces))
-    if n_pieces > lanes * pieces:
-        lanes = min(most_lanes, _power_of_two(-(-n_pieces // pieces)))
+    # Two threads read the 32 bytes that memory moves at least; elements one by one are best read
+    # by all threads of a warp.
+    fewest = min(2 if width > 1 else 32, _power_of_two(n_pieces))
+    lanes = min(most_lanes, max(fewest, _power_of_two(-(-n_pieces // pieces))))
     chunks = -(-n_pieces // lanes)
     resident = chunks * width <= most
     if not resident:
         chunks = min(most // width, pieces)
     threads = min(threads, 32) if _SIMULATING else threads
-    return Plan(width > 1, width, chunks, lanes, max(1, threads // lanes), resident)
+    exact = not loose and n % (chunks * width * lanes) == 0
+    return Plan(loose, width, chunks, lanes, max(1, threads // lanes), resident, exact)
 
 
 def _power_of_two(n: int) -> int:
@@ -129,33 +140,46 @@ def add(a, b):
     return a + b
 
 
-@cuda.jit(device=True)
-def larger(a, b):
-    return a if a > b else b
+@functools.cache
+def group_reduce(operation: Any, scalar: type, lanes: int, groups: int, slots: int = 1):
+    """Return the device function that combines one value of each thread of a row.
+
+    ``reduce(value, slot)``: all threads of the block call it, and all of a row get the same bits,
+    on every run. Between two calls with the same ``slot`` (of ``slots``) there must be one with
+    another, or another barrier.
+    """
+    return _group_reduce(operation, scalar, lanes, groups, slots, False)
 
 
 @functools.cache
-def group_reduce(operation: Any, scalar: type, lanes: int, groups: int):
-    """Return the device function that combines one value of each thread of a row.
+def group_sums(scalar: type, lanes: int, groups: int, slots: int = 1):
+    """Return the device function ``sums(a, b, slot)`` that adds up two values at once."""
+    return _group_reduce(add, scalar, lanes, groups, slots, True)
 
-    All threads of the block call it, and all of a row get the same bits, on every run.
-    """
+
+def _group_reduce(operation, scalar, lanes, groups, slots, pair):
+    values = 2 if pair else 1
     if _SIMULATING:  # which has no shuffles
-        shape = (groups, lanes)
+        shape = (values, groups, lanes)
 
         @cuda.jit(device=True)
-        def through_memory(value):
+        def through_memory(a, b):
             shared = cuda.shared.array(shape, scalar)
             x, y = cuda.threadIdx.x, cuda.threadIdx.y
-            shared[y, x] = value
+            shared[0, y, x] = a
+            if pair:
+                shared[1, y, x] = b
             cuda.syncthreads()  # all values are in place
-            total = shared[y, 0]
+            totals = list(shared[:, y, 0])
             for i in range(1, lanes):
-                total = operation(total, shared[y, i])
+                for k in range(values):
+                    totals[k] = operation(totals[k], shared[k, y, i])
             cuda.syncthreads()  # all have read them
-            return total
+            return tuple(totals)
 
-        return through_memory
+        if pair:
+            return lambda a, b, slot: through_memory(a, b)
+        return lambda a, slot: through_memory(a, a)[0]
 
     @cuda.jit(device=True)
     def within(value, n):
@@ -166,30 +190,48 @@ def group_reduce(operation: Any, scalar: type, lanes: int, groups: int):
             mask >>= 1
         return value
 
-    if lanes <= 32:
+    warps = max(1, lanes // 32)
+    shape = (slots, values, warps * groups)
+
+    if lanes <= 32 and pair:
 
         @cuda.jit(device=True)
-        def in_warp(value):
+        def reduce(a, b, slot):
+            return within(a, lanes), within(b, lanes)
+
+    elif lanes <= 32:
+
+        @cuda.jit(device=True)
+        def reduce(value, slot):
             return within(value, lanes)
 
-        return in_warp
+    elif pair:
 
-    warps = lanes // 32
-    n_shared = warps * groups
+        @cuda.jit(device=True)
+        def reduce(a, b, slot):
+            shared = cuda.shared.array(shape, scalar)
+            x, first = cuda.threadIdx.x, cuda.threadIdx.y * warps
+            a, b = within(a, 32), within(b, 32)
+            if x % 32 == 0:
+                shared[slot, 0, first + x // 32] = a
+                shared[slot, 1, first + x // 32] = b
+            cuda.syncthreads()  # the values of all warps are in place
+            a, b = shared[slot, 0, first + x % warps], shared[slot, 1, first + x % warps]
+            return within(a, warps), within(b, warps)
 
-    @cuda.jit(device=True)
-    def across_warps(value):
-        shared = cuda.shared.array(n_shared, scalar)
-        x, first = cuda.threadIdx.x, cuda.threadIdx.y * warps
-        value = within(value, 32)
-        if x % 32 == 0:
-            shared[first + x // 32] = value
-        cuda.syncthreads()  # the values of all warps are in place
-        value = shared[first + x % warps]
-        cuda.syncthreads()  # all have read them
-        return within(value, warps)
+    else:
 
-    return across_warps
+        @cuda.jit(device=True)
+        def reduce(value, slot):
+            shared = cuda.shared.array(shape, scalar)
+            x, first = cuda.threadIdx.x, cuda.threadIdx.y * warps
+            value = within(value, 32)
+            if x % 32 == 0:
+                shared[slot, 0, first + x // 32] = value
+            cuda.syncthreads()  # the values of all warps are in place
+            return within(shared[slot, 0, first + x % warps], warps)
+
+    return reduce
 
 
 # ------------------------------------------------------------------------- loads and stores
@@ -235,16 +277,19 @@ class Rows(NamedTuple):
     ----------
     begin : device function
         ``begin(n_rows)`` gives this thread's row, and whether there is one.
+    tiles : device function
+        ``tiles(first, n)`` gives how many tiles the row of ``n`` elements at ``first`` takes.
     place : device function
-        ``place(tile, k)`` gives where piece ``k`` of a tile begins in the row.
+        ``place(first, tile, k)`` gives where piece ``k`` of a tile begins in the row.
     fetch : device function
-        ``fetch(array, first, tile, n, fill, kept)`` reads a tile of the row of ``n`` elements that
-        begins at ``first``; beyond the row it gives ``fill``.
+        ``fetch(array, first, tile, n, fill, kept)`` reads a tile of that row; beyond the row it
+        gives ``fill``.
     put : device function
         ``put(array, first, tile, n, kept)`` writes a tile.
     """
 
     begin: Any
+    tiles: Any
     place: Any
     fetch: Any
     put: Any
@@ -252,9 +297,15 @@ class Rows(NamedTuple):
 
 @functools.cache
 def rows_of(dtype: np.dtype, plan: Plan) -> Rows:
-    """Return how the threads of ``plan`` read and write rows of ``dtype``."""
-    width, _, load, store, _ = access(dtype, wide=plan.wide)
+    """Return how the threads of ``plan`` read and write rows of ``dtype``.
+
+    Pieces begin at multiples of 16 bytes also where rows do not: then the first begins before
+    the row, at a negative place.
+    """
+    width, _, load, store, _ = access(dtype, wide=plan.width > 1)
+    _, _, load_one, store_one, _ = access(dtype, wide=False)
     chunks, lanes, groups = plan.chunks, plan.lanes, plan.groups
+    tile_size, loose, exact = plan.tile, plan.loose, plan.exact
     neighbours = window(width)
 
     @cuda.jit(device=True)
@@ -263,24 +314,100 @@ def rows_of(dtype: np.dtype, plan: Plan) -> Rows:
         return row, row < n_rows
 
     @cuda.jit(device=True)
-    def place(tile, k):
-        return np.int64(((tile * chunks + k) * lanes + cuda.threadIdx.x) * width)
+    def before(first):
+        """Give how many elements lie between a multiple of 16 bytes and the row."""
+        return first % width if loose else 0
+
+    @cuda.jit(device=True)
+    def tiles(first, n):
+        return (before(first) + n + tile_size - 1) // tile_size
+
+    @cuda.jit(device=True)
+    def place(first, tile, k):
+        j = np.int64(((tile * chunks + k) * lanes + cuda.threadIdx.x) * width)
+        return j - before(first) if loose else j
+
+    @cuda.jit(device=True)
+    def inner(first, tile, n):
+        """Tell whether all of a tile lies in the row: the same for all threads of the row."""
+        if exact:
+            return True
+        if loose:
+            lead = before(first)
+            return (tile > 0 or lead == 0) and (tile + 1) * tile_size - lead <= n
+        return (tile + 1) * tile_size <= n
+
+    # No branch around a load, so that those of all pieces are under way together.
+
+    @cuda.jit(device=True)
+    def fetch_whole(array, first, tile, kept):
+        for k in range(chunks):
+            values = load(array, first + place(first, tile, k))
+            for i in range(width):
+                kept[k * width + i] = values[i]
 
     @cuda.jit(device=True)
     def fetch(array, first, tile, n, fill, kept):
+        if inner(first, tile, n):
+            fetch_whole(array, first, tile, kept)
+            return
         for k in range(chunks):
-            j = place(tile, k)
+            j = place(first, tile, k)
             inside = j < n
-            # No branch around the load, so that those of all pieces are under way together.
             values = load(array, first + (j if inside else 0))
             for i in range(width):
                 kept[k * width + i] = values[i] if inside else fill
 
     @cuda.jit(device=True)
-    def put(array, first, tile, n, kept):
+    def fetch_loose(array, first, tile, n, fill, kept):
+        if inner(first, tile, n):
+            fetch_whole(array, first, tile, kept)
+            return
         for k in range(chunks):
-            j = place(tile, k)
+            j = place(first, tile, k)
+            # What lies in the array but not in the row may be read.
+            whole = j < n and first + j + width <= array.size
+            values = load(array, first + j if whole else 0)
+            for i in range(width):
+                inside = whole and j + i >= 0 and j + i < n
+                kept[k * width + i] = values[i] if inside else fill
+        if array.size - first - n < width:  # the end of the array may cut a piece in two
+            for k in range(chunks):
+                j = place(first, tile, k)
+                if j < n and first + j + width > array.size:
+                    for i in range(width):
+                        if j + i >= 0 and j + i < n:
+                            kept[k * width + i] = load_one(array, first + j + i)[0]
+
+    @cuda.jit(device=True)
+    def put_whole(array, first, tile, kept):
+        for k in range(chunks):
+            store(array, first + place(first, tile, k), neighbours(kept, k * width))
+
+    @cuda.jit(device=True)
+    def put(array, first, tile, n, kept):
+        if inner(first, tile, n):
+            put_whole(array, first, tile, kept)
+            return
+        for k in range(chunks):
+            j = place(first, tile, k)
             if j < n:
                 store(array, first + j, neighbours(kept, k * width))
 
-    return Rows(begin, place, fetch, put)
+    @cuda.jit(device=True)
+    def put_loose(array, first, tile, n, kept):
+        if inner(first, tile, n):
+            put_whole(array, first, tile, kept)
+            return
+        for k in range(chunks):
+            j = place(first, tile, k)
+            if j >= 0 and j + width <= n:
+                store(array, first + j, neighbours(kept, k * width))
+            else:
+                for i in range(width):
+                    if j + i >= 0 and j + i < n:
+                        store_one(array, first + j + i, (kept[k * width + i],))
+
+    if loose:
+        return Rows(begin, tiles, place, fetch_loose, put_loose)
+    return Rows(begin, tiles, place, fetch, put)

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from rtxarr._device import cuda
+from rtxarr._device import _SIMULATING, cuda
 from rtxarr.kernels._vector import access, lift
 from rtxarr.kernels.segment import identity
 
@@ -36,6 +36,9 @@ def _keep(total, count):
 def _divide(total, count):
     return total / count
 
+
+# Threads of a block that joins chunks: slots or features, and parts of the chunks.
+JOIN_BLOCK = (4, 2) if _SIMULATING else (32, 16)
 
 OPERATIONS = {"sum": _add, "mean": _add, "max": _maximum, "min": _minimum}
 
@@ -102,59 +105,96 @@ def kernels(op: str, dtype: np.dtype, wide: bool, gathered: bool):
             feature += cuda.blockDim.x * width
 
     @cuda.jit(device=True)
-    def find_segment(first_chunk, chunk):
-        """Return the last segment whose first chunk is at or before ``chunk``."""
-        low, high = np.int64(0), np.int64(first_chunk.size - 1)
+    def first_slot(start, chunk_rows):
+        """Give where the chunks of a long segment begin, from its first row alone.
+
+        A segment of more than ``chunk_rows`` rows has at most as many chunks as lie between its
+        slot and that of the next segment.
+        """
+        return 2 * (start // chunk_rows)
+
+    @cuda.jit(device=True)
+    def find_segment(indptr, slot, chunk_rows):
+        """Return the last segment whose slot is at or before this one."""
+        low, high = np.int64(0), np.int64(indptr.size - 2)
         while low < high:
             middle = (low + high + 1) >> 1
-            if first_chunk[middle] <= chunk:
+            if first_slot(indptr[middle], chunk_rows) <= slot:
                 low = middle
             else:
                 high = middle - 1
         return low
 
     @cuda.jit
-    def chunks(values, indptr, indices, first_chunk, partial, n_features, chunk_rows):
-        """Reduce each chunk of ``chunk_rows`` rows of the long segments into ``partial``."""
-        chunk = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
-        if chunk >= first_chunk[first_chunk.size - 1]:
+    def chunks(values, indptr, indices, partial, n_features, chunk_rows):
+        """Reduce each chunk of ``chunk_rows`` rows of the long segments into its slot."""
+        slot = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
+        if slot * n_features >= partial.size:
             return
-        segment = find_segment(first_chunk, chunk)
-        start = indptr[segment] + (chunk - first_chunk[segment]) * chunk_rows
-        stop = min(start + chunk_rows, indptr[segment + 1])
+        segment = find_segment(indptr, slot, chunk_rows)
+        start, stop = indptr[segment], indptr[segment + 1]
+        if stop - start <= chunk_rows:
+            return
+        start += (slot - first_slot(start, chunk_rows)) * chunk_rows
+        if start >= stop:
+            return
+        stop = min(start + chunk_rows, stop)
         feature = np.int64(cuda.threadIdx.x * width)
         while feature < n_features:
             total = reduce_rows(values, indices, start, stop, feature, n_features)
-            store_scalars(partial, chunk * n_features + feature, total)
+            store_scalars(partial, slot * n_features + feature, total)
             feature += cuda.blockDim.x * width
 
     store_one = access(dtype, wide=False).store
+    n_lanes, n_parts = JOIN_BLOCK
 
     @cuda.jit
-    def join(indptr, first_chunk, partial, out, n_features):
-        """Combine the partial results of each long segment: one block each, (32, 8) threads."""
-        chunk = np.int64(cuda.blockIdx.x)
-        if chunk >= first_chunk[first_chunk.size - 1]:
-            return
-        segment = find_segment(first_chunk, chunk)
-        if chunk != first_chunk[segment]:
-            return
-        stop = first_chunk[segment + 1]
-        count = scalar(indptr[segment + 1] - indptr[segment])
+    def join(indptr, partial, out, n_features, chunk_rows):
+        """Combine the chunks of each long segment that begins among the block's slots.
+
+        The grid's x runs over blocks of slots and its y over blocks of features; in a block x
+        runs over those, and y over parts of the chunks.
+        """
+        owners = cuda.shared.array(n_lanes, np.int64)
+        shared = cuda.shared.array((n_parts, n_lanes), scalar)
         x, y = cuda.threadIdx.x, cuda.threadIdx.y
-        shared = cuda.shared.array((8, 32), scalar)
-        for base in range(0, n_features, 32):
-            feature = base + x
+        base = np.int64(cuda.blockIdx.x) * n_lanes
+        feature = np.int64(cuda.blockIdx.y) * n_lanes + x
+        if y == 0:
+            slot, owner = base + x, np.int64(-1)
+            if slot * n_features < partial.size:
+                segment = find_segment(indptr, slot, chunk_rows)
+                start = indptr[segment]
+                is_long = indptr[segment + 1] - start > chunk_rows
+                if is_long and first_slot(start, chunk_rows) == slot:
+                    owner = segment
+            owners[x] = owner
+        cuda.syncthreads()  # the owners of all slots are in place
+        for i in range(n_lanes):
+            segment = owners[i]
+            if segment < 0:
+                continue  # so do all threads of the block
+            n_rows = indptr[segment + 1] - indptr[segment]
+            stop = base + i + (n_rows + chunk_rows - 1) // chunk_rows
             total = nothing
             if feature < n_features:
-                for j in range(chunk + y, stop, 8):
+                j = base + i + y
+                while j + 3 * n_parts < stop:  # four loads in flight
+                    a = partial[j * n_features + feature]
+                    b = partial[(j + n_parts) * n_features + feature]
+                    c = partial[(j + 2 * n_parts) * n_features + feature]
+                    d = partial[(j + 3 * n_parts) * n_features + feature]
+                    total = operation(operation(operation(operation(total, a), b), c), d)
+                    j += 4 * n_parts
+                while j < stop:
                     total = operation(total, partial[j * n_features + feature])
+                    j += n_parts
             shared[y, x] = total
-            cuda.syncthreads()  # all eight partial totals of a feature are in place
+            cuda.syncthreads()  # the partial totals of all parts are in place
             if y == 0 and feature < n_features:
-                for other in range(1, 8):
+                for other in range(1, n_parts):
                     total = operation(total, shared[other, x])
-                store_one(out, segment * n_features + feature, (finish(total, count),))
-            cuda.syncthreads()  # row 0 has read them before the next features overwrite them
+                store_one(out, segment * n_features + feature, (finish(total, scalar(n_rows)),))
+            cuda.syncthreads()  # row 0 has read them before the next segment overwrites them
 
     return rows, chunks, join

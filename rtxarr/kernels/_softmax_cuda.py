@@ -8,18 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rtxarr._device import _SIMULATING, cuda
-from rtxarr.dtypes import is_half
-from rtxarr.kernels._rows import Plan, add, bounded, group_reduce, larger, rows_of
+from rtxarr._device import cuda
+from rtxarr.kernels._arithmetic import arithmetic
+from rtxarr.kernels._rows import Plan, add, bounded, group_reduce, rows_of
 from rtxarr.kernels._vector import access
-
-
-def exponential(dtype: Any) -> Any:
-    """Return the exponential function of float32 or float64 numbers that kernels use.
-
-    For the half types the hardware's, whose error is far below their rounding.
-    """
-    return cuda.libdevice.fast_expf if is_half(dtype) and not _SIMULATING else math.exp
 
 
 class LogSum(NamedTuple):
@@ -41,9 +33,10 @@ class LogSum(NamedTuple):
 @functools.cache
 def log_sum(dtype: np.dtype, plan: Plan) -> LogSum:
     """Return these functions for one element type."""
-    scalar: Any = access(dtype, wide=plan.wide).scalar
-    fetch, size, tile_size = rows_of(dtype, plan).fetch, plan.kept, plan.tile
-    exp, zero, lowest, highest = exponential(dtype), scalar(0), scalar(-np.inf), scalar(np.inf)
+    scalar: Any = access(dtype, wide=False).scalar
+    _, tiles, _, fetch, _ = rows_of(dtype, plan)
+    larger, _, exp, base, power = arithmetic(dtype)
+    size, zero, lowest, highest = plan.kept, scalar(0), scalar(-np.inf), scalar(np.inf)
 
     @cuda.jit(device=True)
     def finite(top):
@@ -52,65 +45,93 @@ def log_sum(dtype: np.dtype, plan: Plan) -> LogSum:
     @cuda.jit(device=True)
     def gather(x, first, n, kept):
         top, total = lowest, zero
-        for tile in range((n + tile_size - 1) // tile_size):
+        for tile in range(tiles(first, n)):
             fetch(x, first, tile, n, lowest, kept)
             above = top
             for i in range(size):
                 above = larger(above, kept[i])
             shift = finite(above)
             total *= exp(top - shift)
+            shift *= base
             for i in range(size):
-                total += exp(kept[i] - shift)
+                total += power(kept[i], shift)
             top = above
         return top, total
 
     largest_of = group_reduce(larger, scalar, plan.lanes, plan.groups)
-    total_of = group_reduce(add, scalar, plan.lanes, plan.groups)
+    total_of = group_reduce(add, scalar, plan.lanes, plan.groups, 2)
     return LogSum(gather, finite, largest_of, total_of)
 
 
 @functools.cache
 def forward(dtype: np.dtype, plan: Plan, logarithm: bool):
     """Return the kernel of the softmax, or of its logarithm; flat C-contiguous arrays."""
-    scalar: Any = access(dtype, wide=plan.wide).scalar
-    begin, _, fetch, put = rows_of(dtype, plan)
+    scalar: Any = access(dtype, wide=False).scalar
+    begin, tiles, _, fetch, put = rows_of(dtype, plan)
     gather, finite, largest_of, total_of = log_sum(dtype, plan)
-    resident, size, tile_size = plan.resident, plan.kept, plan.tile
-    exp, zero, one, lowest = exponential(dtype), scalar(0), scalar(1), scalar(-np.inf)
+    larger, _, exp, base, power = arithmetic(dtype)
+    size, resident = plan.kept, plan.resident
+    zero, one, lowest = scalar(0), scalar(1), scalar(-np.inf)
+
+    @cuda.jit(device=True)
+    def scale_of(total):
+        """Give what is taken off the logarithms, or what the exponentials are multiplied by."""
+        if logarithm:
+            return lowest if total == zero else math.log(total)
+        return zero if total == zero else one / total  # a row of -inf gives zeros
 
     @bounded(plan.threads)
-    def kernel(x, out, n, n_rows):
+    def once(x, out, n, n_rows):
         kept = cuda.local.array(size, scalar)
         row, live = begin(n_rows)
         first = row * n if live else 0  # idle threads take part in the reductions
+        fetch(x, first, 0, n, lowest, kept)
+        top = lowest
+        for i in range(size):
+            top = larger(top, kept[i])
+        shift = finite(largest_of(top, 0))
+        scaled, total = shift * base, zero
+        for i in range(size):
+            value = power(kept[i], scaled)
+            total += value
+            if not logarithm:
+                kept[i] = value
+        scale = scale_of(total_of(total, 0))
+        if live:
+            for i in range(size):
+                kept[i] = kept[i] - shift - scale if logarithm else kept[i] * scale
+            put(out, first, 0, n, kept)
+
+    @bounded(plan.threads)
+    def twice(x, out, n, n_rows):
+        kept = cuda.local.array(size, scalar)
+        row, live = begin(n_rows)
+        first = row * n if live else 0
         top, total = gather(x, first, n, kept)
-        shift = finite(largest_of(top))
-        total = total_of(total * exp(top - shift))
+        shift = finite(largest_of(top, 0))
+        scale = scale_of(total_of(total * exp(top - shift), 0))
         if not live:
             return
-        if logarithm:
-            total = lowest if total == zero else math.log(total)
-        elif total != zero:  # a row of -inf gives zeros
-            total = one / total
-        for tile in range(1 if resident else (n + tile_size - 1) // tile_size):
-            if not resident:
-                fetch(x, first, tile, n, lowest, kept)
+        scaled = shift * base
+        for tile in range(tiles(first, n)):
+            fetch(x, first, tile, n, lowest, kept)
             for i in range(size):
-                value = kept[i] - shift
-                kept[i] = value - total if logarithm else exp(value) * total
+                if logarithm:
+                    kept[i] = kept[i] - shift - scale
+                else:
+                    kept[i] = power(kept[i], scaled) * scale
             put(out, first, tile, n, kept)
 
-    return kernel
+    return once if resident else twice
 
 
 @functools.cache
 def backward(dtype: np.dtype, plan: Plan, logarithm: bool):
     """Return the kernel of the gradient, from the result and its gradient."""
-    scalar: Any = access(dtype, wide=plan.wide).scalar
-    begin, _, fetch, put = rows_of(dtype, plan)
+    scalar: Any = access(dtype, wide=False).scalar
+    begin, tiles, _, fetch, put = rows_of(dtype, plan)
     total_of = group_reduce(add, scalar, plan.lanes, plan.groups)
-    resident, size, tile_size = plan.resident, plan.kept, plan.tile
-    exp, zero = exponential(dtype), scalar(0)
+    resident, size, exp, zero = plan.resident, plan.kept, arithmetic(dtype).exp, scalar(0)
 
     @bounded(plan.threads)
     def kernel(grad, out, of_x, n, n_rows):
@@ -118,17 +139,17 @@ def backward(dtype: np.dtype, plan: Plan, logarithm: bool):
         result = cuda.local.array(size, scalar)
         row, live = begin(n_rows)
         first = row * n if live else 0
-        tiles = 1 if resident else (n + tile_size - 1) // tile_size
+        n_tiles = 1 if resident else tiles(first, n)
         total = zero
-        for tile in range(tiles):
+        for tile in range(n_tiles):
             fetch(grad, first, tile, n, zero, up)
             fetch(out, first, tile, n, zero, result)
             for i in range(size):
                 total += up[i] if logarithm else up[i] * result[i]
-        total = total_of(total)
+        total = total_of(total, 0)
         if not live:
             return
-        for tile in range(tiles):
+        for tile in range(n_tiles):
             if not resident:
                 fetch(grad, first, tile, n, zero, up)
                 fetch(out, first, tile, n, zero, result)

@@ -9,7 +9,7 @@ import numpy as np
 from rtxarr._device import launch, namespace, runs_kernels
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels import norm
-from rtxarr.kernels.segment import can_be_wide
+from rtxarr.kernels.softmax import how_wide
 
 __all__ = [
     "fits",
@@ -111,7 +111,7 @@ def label_cross_entropy(
     losses, lse = (xp.empty(logits.shape[:-1], dtype=dtype) for _ in range(2))
     flat, labels = xp.reshape(logits, (-1,)), xp.reshape(labels, (-1,))
     mask = labels if kept is None else xp.reshape(kept, (-1,))
-    plan = label_plan(n, logits.dtype, can_be_wide(flat, n))
+    plan = label_plan(n, logits.dtype, *how_wide(n, flat))
     launch(
         label_losses(logits.dtype, plan, bool(label_smoothing), kept is not None),
         plan.blocks(lse.size),
@@ -154,7 +154,7 @@ def label_cross_entropy_gradient(
     out = xp.empty(logits.shape, dtype=logits.dtype)
     flat = xp.reshape(logits, (-1,))
     lse, up, down, labels = (xp.reshape(x, (-1,)) for x in (lse, up, down, labels))
-    plan = label_plan(n, logits.dtype, can_be_wide(flat, n))
+    plan = label_plan(n, logits.dtype, *how_wide(n, flat))
     launch(
         label_gradient(logits.dtype, plan, bool(label_smoothing)),
         plan.blocks(lse.size),
@@ -174,8 +174,8 @@ def label_cross_entropy_gradient(
     return out
 
 
-def label_plan(n: int, dtype: Any, wide: bool) -> Any:
+def label_plan(n: int, dtype: Any, wide: bool, loose: bool) -> Any:
     """Deal the rows out to the kernels with labels."""
     from rtxarr.kernels._rows import plan_rows
 
-    return plan_rows(n, dtype, wide=wide)
+    return plan_rows(n, dtype, wide=wide, loose=loose, lanes=256)

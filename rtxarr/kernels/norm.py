@@ -12,9 +12,10 @@ from rtxarr.kernels.segment import can_be_wide
 
 __all__ = ["fits", "normalize", "normalize_gradient"]
 
-# The most blocks that the gradient of the parameters is dealt out to, for blocks of 1024 threads:
-# a constant, so that the bits do not depend on the GPU.
-_MOST_BLOCKS = 264
+# Where the gradients of the parameters are added up, blocks take 8 sets of rows each, but there are
+# not fewer blocks than the first number (if there are rows for them), nor more than the second:
+# constants, so that the bits do not depend on the GPU.
+_BLOCKS = 264, 1056
 
 
 def fits(*arrays: Any) -> bool:
@@ -104,7 +105,7 @@ def normalize_gradient(
     of_weight, of_bias : array of its dtype, shape (n_features,), or None
         Summed in a fixed order.
     """
-    from rtxarr.kernels._norm_cuda import backward
+    from rtxarr.kernels._norm_cuda import backward, backward_with_sums
 
     xp = namespace(grad, x, weight)
     dtype, centred, n = x.dtype, centre is not None, n_features
@@ -114,32 +115,21 @@ def normalize_gradient(
     centre = xp.reshape(centre, (-1,)) if centred else inverse
     wide = _all_wide(n, grad, x, weight)
     n_params = 2 if needs[1] else int(needs[0])
-    plan = backward_plan(n, dtype, wide, with_sums=True)
-    at_once = n_params if plan.resident else 0
-    if not at_once:
-        plan = backward_plan(n, dtype, wide, with_sums=False)
+    plan, target = backward_plan(n, dtype, wide, with_sums=bool(n_params)), xp.reshape(out, (-1,))
+    arguments = (grad, x, x if weight is None else weight, centre, inverse, target)
     blocks = plan.blocks(inverse.size)
-    if at_once:
-        blocks = min(blocks, _MOST_BLOCKS * max(1, 1024 // plan.threads))
-    partial = [xp.empty(blocks * n, dtype=inverse.dtype) for _ in range(at_once)]
-    launch(
-        backward(dtype, plan, centred, weight is not None, at_once),
-        blocks,
-        (
-            grad,
-            x,
-            x if weight is None else weight,
-            centre,
-            inverse,
-            xp.reshape(out, (-1,)),
-            partial[0] if at_once else inverse,
-            partial[1] if at_once == 2 else inverse,
-            n,
-        ),
-        block=plan.block,
-    )
-    if n_params > at_once:
-        partial = _sum_columns(xp, grad, x, centre, inverse, n, wide=wide, centred=centred)
+    if n_params and plan.resident:
+        blocks = min(blocks, max(_BLOCKS[0], min(_BLOCKS[1], blocks // 8)))
+        partial = [xp.empty(blocks * n, dtype=inverse.dtype) for _ in range(n_params)]
+        kernel = backward_with_sums(dtype, plan, centred, weight is not None, n_params)
+        sums = (*partial, inverse)[:2]
+        launch(kernel, blocks, (*arguments, *sums, n), block=plan.block)
+    else:
+        plan = backward_plan(n, dtype, wide, with_sums=False)
+        kernel = backward(dtype, plan, centred, weight is not None)
+        launch(kernel, plan.blocks(inverse.size), (*arguments, n), block=plan.block)
+        if n_params:
+            partial = _sum_columns(xp, grad, x, centre, inverse, n, wide=wide, centred=centred)
     of_weight = sum_rows(xp, partial[0], n, dtype) if needs[0] else None
     of_bias = sum_rows(xp, partial[1], n, dtype) if needs[1] else None
     return out, of_weight, of_bias
@@ -156,10 +146,10 @@ def backward_plan(n_features: int, dtype: Any, wide: bool, *, with_sums: bool) -
     """Deal the rows out to the backward kernel, with the sums of the parameters or without."""
     from rtxarr.kernels._rows import plan_rows
 
-    options = {"pieces": 2, "most": 16}
+    options = {"pieces": 2, "most": 16, "threads": 128}
     if with_sums:  # which take as many registers as a row and its gradient
-        options = {"pieces": 1, "most": 12}
-    return plan_rows(n_features, dtype, wide=wide, threads=256, **options)
+        options = {"pieces": 1, "most": 12, "threads": 128}
+    return plan_rows(n_features, dtype, wide=wide, **options)
 
 
 def _flat(xp: Any, *arrays: Any) -> list[Any]:
@@ -182,7 +172,7 @@ def _sum_columns(
     from rtxarr.kernels._vector import access
 
     across = -(-n // (32 * access(x.dtype, wide=wide).width))
-    down = min(-(-inverse.size // 8), max(1, 4 * _MOST_BLOCKS // across))
+    down = min(-(-inverse.size // 8), max(1, _BLOCKS[1] // across))
     partial = [xp.empty(down * n, dtype=inverse.dtype) for _ in range(2)]
     arguments = (grad, x, centre, inverse, *partial, n)
     launch(columns(x.dtype, wide, centred), (across, down), arguments, block=(32, 8))

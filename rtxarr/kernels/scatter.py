@@ -14,6 +14,10 @@ from rtxarr.kernels.sort import group_rows
 
 __all__ = ["scatter_reduce"]
 
+# Rows that one group of threads adds up alone: few, as a common word's rows are read from all over
+# memory.
+_CHUNK = 64
+
 
 def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
     """Combine the rows of ``values`` that share an index.
@@ -32,7 +36,8 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
     Returns
     -------
     array, shape (n_rows, n_features), dtype of ``values``
-        Rows with the same index are combined in their order in ``values``. A row that no
+        Rows with the same index are combined in their order in ``values``; on a GPU more than 64
+        in chunks of 64, and then over the chunks, in a fixed order. A row that no
         index names is what ``segment_reduce`` gives for an empty segment.
     """
     xp = namespace(index, values)
@@ -54,7 +59,7 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
         return reduce_masked(xp, op, values, index == rows[:, None])
     if runs_kernels(index) and 0 not in (n_rows, *values.shape):
         order, indptr = group_rows(index, n_rows)
-        return segment_reduce(op, values, indptr, indices=order)
+        return segment_reduce(op, values, indptr, indices=order, chunk=_CHUNK)
     order = xp.argsort(index, stable=True)
     rows = xp.arange(n_rows + 1, dtype=index.dtype)
     indptr = xp.astype(xp.searchsorted(index[order], rows), xp.int64, copy=False)

@@ -20,7 +20,9 @@ _OPS = ("sum", "mean", "max", "min")
 _CHUNK = 1024
 
 
-def segment_reduce(op: str, values: Any, indptr: Any, *, indices: Any = None) -> Any:
+def segment_reduce(
+    op: str, values: Any, indptr: Any, *, indices: Any = None, chunk: int | None = None
+) -> Any:
     """Reduce the rows of each segment.
 
     Parameters
@@ -34,12 +36,14 @@ def segment_reduce(op: str, values: Any, indptr: Any, *, indices: Any = None) ->
     indices : array of int32 or int64, shape (n_indices,), optional
         If given, ``indptr`` points into it: segment ``i`` owns the rows of ``values`` that
         ``indices[indptr[i]:indptr[i + 1]]`` names. On a GPU not checked to be in range.
+    chunk : int, default 1024
+        Rows that one group of threads adds up alone on a GPU.
 
     Returns
     -------
     array, shape (n_segments, n_features), dtype of ``values``
-        Segments of up to 1024 rows are reduced in order, longer ones in chunks of 1024 rows and
-        then over the chunks, in a fixed order: equal inputs give equal bits. An empty segment
+        Segments of up to ``chunk`` rows are reduced in order, longer ones in chunks of so many rows
+        and then over the chunks, in a fixed order: equal inputs give equal bits. An empty segment
         gives 0 for "sum" and "mean", and for "max" and "min" the type's lowest or highest value
         (an infinity for floating types). NaN wins in "max" and "min".
     """
@@ -49,7 +53,7 @@ def segment_reduce(op: str, values: Any, indptr: Any, *, indices: Any = None) ->
     if 0 in shape:
         return xp.empty(shape, dtype=values.dtype)
     if runs_kernels(values):
-        return _reduce_gpu(xp, op, values, indptr, indices, shape)
+        return _reduce_gpu(xp, op, values, indptr, indices, shape, chunk or _CHUNK)
     if isinstance(values, np.ndarray):
         return _reduce_host(op, values, indptr, indices, shape)
     if indices is not None:
@@ -99,8 +103,10 @@ def identity(op: str, dtype: Any) -> float:
 # ----------------------------------------------------------------------------------- on a GPU
 
 
-def _reduce_gpu(xp: Any, op: str, values: Any, indptr: Any, indices: Any, shape: tuple) -> Any:
-    from rtxarr.kernels._segment_cuda import kernels
+def _reduce_gpu(
+    xp: Any, op: str, values: Any, indptr: Any, indices: Any, shape: tuple, chunk: int
+) -> Any:
+    from rtxarr.kernels._segment_cuda import JOIN_BLOCK, kernels
 
     n_features = shape[1]
     flat = xp.reshape(values, (-1,))  # copies when values is not contiguous
@@ -115,28 +121,20 @@ def _reduce_gpu(xp: Any, op: str, values: Any, indptr: Any, indices: Any, shape:
     def blocks(n: int) -> int:
         return -(-n // block[1])
 
-    launch(rows, blocks(shape[0]), (flat, indptr, indices, out, n_features, _CHUNK), block=block)
-    if n_rows > _CHUNK:  # else no segment can be long
-        lengths = indptr[1:] - indptr[:-1]
-        n_chunks = xp.where(lengths > _CHUNK, -(-lengths // _CHUNK), 0)
-        first_chunk = xp.zeros_like(indptr)
-        first_chunk[1:] = xp.cumulative_sum(n_chunks)
-        # A segment is long from 1025 rows on, which are two chunks.
-        most = 2 * (n_rows // _CHUNK)
-        partial = xp.empty(most * n_features, dtype=accumulator(values.dtype))
-        launch(
-            chunks,
-            blocks(most),
-            (flat, indptr, indices, first_chunk, partial, n_features, _CHUNK),
-            block=block,
-        )
-        launch(join, most, (indptr, first_chunk, partial, out, n_features), block=(32, 8))
+    launch(rows, blocks(shape[0]), (flat, indptr, indices, out, n_features, chunk), block=block)
+    if n_rows > chunk:  # else no segment can be long
+        slots = 2 * (n_rows // chunk)
+        partial = xp.empty(slots * n_features, dtype=accumulator(values.dtype))
+        arguments = (flat, indptr, indices, partial, n_features, chunk)
+        launch(chunks, blocks(slots), arguments, block=block)
+        grid = -(-slots // JOIN_BLOCK[0]), -(-n_features // JOIN_BLOCK[0])
+        launch(join, grid, (indptr, partial, out, n_features, chunk), block=JOIN_BLOCK)
     return xp.reshape(out, shape)
 
 
 def row_block(n_features: int, width: int) -> tuple[int, int]:
     """Give the block whose threads along x share a row, each with ``width`` features at a time."""
-    lanes = min(32, 1 << (-(-n_features // width) - 1).bit_length())
+    lanes = min(128, 1 << (-(-n_features // width) - 1).bit_length())
     return lanes, 256 // lanes
 
 

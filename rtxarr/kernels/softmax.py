@@ -30,7 +30,7 @@ def softmax(x: Any, *, logarithm: bool) -> Any:
     xp = namespace(x)
     out = xp.empty(x.shape, dtype=x.dtype)
     n, flat = x.shape[-1], xp.reshape(x, (-1,))  # copies what is not contiguous
-    plan = forward_plan(n, x.dtype, can_be_wide(flat, n))
+    plan = forward_plan(n, x.dtype, *how_wide(n, flat))
     n_rows = flat.size // n
     launch(
         forward(x.dtype, plan, logarithm),
@@ -60,7 +60,7 @@ def softmax_gradient(grad: Any, out: Any, *, logarithm: bool) -> Any:
     of_x = xp.empty(out.shape, dtype=out.dtype)
     n = out.shape[-1]
     grad, out = xp.reshape(grad, (-1,)), xp.reshape(out, (-1,))
-    plan = backward_plan(n, out.dtype, can_be_wide(grad, n) and can_be_wide(out, n))
+    plan = backward_plan(n, out.dtype, *how_wide(n, grad, out))
     n_rows = out.size // n
     launch(
         backward(out.dtype, plan, logarithm),
@@ -71,15 +71,20 @@ def softmax_gradient(grad: Any, out: Any, *, logarithm: bool) -> Any:
     return of_x
 
 
-def forward_plan(n: int, dtype: Any, wide: bool) -> Any:
+def how_wide(n: int, *arrays: Any) -> tuple[bool, bool]:
+    """Tell whether all rows begin at multiples of 16 bytes, and whether the arrays do."""
+    return all(can_be_wide(a, n) for a in arrays), all(can_be_wide(a, 16) for a in arrays)
+
+
+def forward_plan(n: int, dtype: Any, wide: bool, loose: bool) -> Any:
     """Deal the rows out to the forward kernel."""
     from rtxarr.kernels._rows import plan_rows
 
-    return plan_rows(n, dtype, wide=wide)
+    return plan_rows(n, dtype, wide=wide, loose=loose)
 
 
-def backward_plan(n: int, dtype: Any, wide: bool) -> Any:
+def backward_plan(n: int, dtype: Any, wide: bool, loose: bool) -> Any:
     """Deal the rows out to the backward kernel, which holds two arrays."""
     from rtxarr.kernels._rows import plan_rows
 
-    return plan_rows(n, dtype, wide=wide, pieces=2, most=16)
+    return plan_rows(n, dtype, wide=wide, loose=loose, pieces=2, most=16)

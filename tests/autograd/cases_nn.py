@@ -6,7 +6,7 @@ import rtxarr as rx
 from rtxarr.ops._activations import _dropout
 from rtxarr.ops._conv import _convolution_weight
 from rtxarr.ops._losses import _cross_entropy, _cross_entropy_gradient
-from rtxarr.ops._norm import _group_norm
+from rtxarr.ops._norm import _group_formula, _group_norm
 from rtxarr.ops._pool import _mean_of_largest, _spread_evenly, _spread_to_largest
 from rtxarr.ops._resize import _resample, _resample_transpose
 from rtxarr.ops._windows import make_windows
@@ -38,6 +38,14 @@ LARGEST = np.round(10 * rx.max_pool2d(RANKED, (3, 2), stride=2, padding=1)).asty
 def unary(name, **options):
     function = getattr(rx, name)
     return [(lambda x: function(x, **options), (X,))]
+
+
+def _grouped(x, weight, bias, *, activation):
+    """Normalize in two groups: on a GPU with kernels, else the same operation without."""
+    if x.device != "cpu":
+        return rx.group_norm(x, 2, weight, bias, activation=activation)
+    options = {"n_groups": 2, "eps": 1e-5, "activation": activation}
+    return _group_norm(x, weight, bias, None, None, **options)
 
 
 CASES = {
@@ -180,19 +188,14 @@ CASES = {
     ],
     # normalizations
     "_group_norm": [
-        (
-            lambda x, w, b, activation=activation: _group_norm(
-                x, w, b, None, None, n_groups=2, eps=1e-5, activation=activation
-            ),
-            (SIGNAL, ROW, Y[0]),
-        )
-        for activation in (None, "silu")
+        (lambda x, w, b, a=a: _grouped(x, w, b, activation=a), (SIGNAL, ROW, Y[0]))
+        for a in (None, "silu")
     ],
     "_normalize": [
         (rx.layer_norm, (Y, ROW, Y[0])),
         (lambda x: rx.layer_norm(x, n_axes=2), (SIGNAL,)),
         (rx.rms_norm, (Y, ROW)),
-        (lambda x, w, b: rx.group_norm(x, 2, w, b), (SIGNAL, ROW, Y[0])),
+        (lambda x, w, b: _group_formula(x, w, b, 2, 1e-5), (SIGNAL, ROW, Y[0])),
         (lambda x, w, b: rx.batch_norm(x, w, b)[0], (SIGNAL, ROW, Y[0])),
         (
             lambda x, w, b: rx.batch_norm(x, w, b, mean=rx.zeros(4), var=rx.full(4, 2.0))[0],

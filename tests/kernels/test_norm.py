@@ -45,7 +45,8 @@ def formula(x, weight, bias, grad, centred, eps):
 def make(shape, dtype, seed=0):
     rng = np.random.default_rng(seed)
     kind = getattr(ml_dtypes, dtype, dtype)
-    x, grad = (rng.standard_normal(shape).astype(np.float32) * 2 + 1 for _ in range(2))
+    x, grad = rng.standard_normal((2, *shape))
+    x = 2 * x + 1
     weight, bias = (rng.standard_normal(shape[-1:]) for _ in range(2))
     return [a.astype(kind) for a in (x, weight, bias, grad)]
 
@@ -89,7 +90,7 @@ def test_rms_norm(place, dtype):
 @pytest.mark.parametrize("centred", [True, False])
 def test_rows_longer_than_the_registers(monkeypatch, centred):
     monkeypatch.setattr(_rows, "_MOST_LANES", 2)
-    monkeypatch.setattr(norm, "_MOST_BLOCKS", 1)
+    monkeypatch.setattr(norm, "_BLOCKS", (1, 1))
     for shape in ((3, 72), (11, 70)):
         x, weight, bias, grad = make(shape, "float32")
         arrays = (x, weight, bias) if centred else (x, weight)

@@ -6,7 +6,7 @@ import pytest
 
 from rtxarr import _device
 from rtxarr._device import device, runs_kernels
-from rtxarr.kernels import philox, segment
+from rtxarr.kernels import philox, scatter, segment
 from rtxarr.kernels.philox import _U
 from rtxarr.kernels.scatter import scatter_reduce
 from rtxarr.kernels.segment import segment_reduce
@@ -146,7 +146,8 @@ def test_rows_that_are_not_aligned(place):
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
-def test_scatters_match_the_host(place, op):
+def test_scatters_match_the_host(place, monkeypatch, op):
+    monkeypatch.setattr(scatter, "_CHUNK", 2)
     n_values, n_rows = size(place, (11, 6), (5000, 300))
     rng = np.random.default_rng(3)
     index = rng.integers(0, n_rows - 1, n_values)
