@@ -7,6 +7,7 @@ tensors are numbered from 1 in the order in which their addresses are given.
 from __future__ import annotations
 
 import atexit
+import collections
 import hashlib
 import logging
 import threading
@@ -21,6 +22,9 @@ _log = logging.getLogger("rtxarr")
 _MIN_VERSION, _MIN_FRONTEND = 91600, (1, 32)
 _MAX_PLANS = 4096
 _MAX_CANDIDATES = 8
+# Where so many problems in a row were met once only, as those of a sequence that grows, plans are
+# not made (that takes up to a second) before a problem is met so often.
+_N_FLEETING, _N_MET = 64, 3
 # Plans of the frontend's own engines compile kernels through other packages.
 _BACKEND_ENGINES = range(10_000)
 _MAX_TUNED_WORKSPACE = 1 << 30  # bytes, of plans of which there are others
@@ -78,17 +82,22 @@ class _Plan:
     def __init__(self, graph: Any) -> None:
         self._graph = graph
         self.workspace = int(graph.get_workspace_size())
+        self.n_starts = 0
         self._lock = threading.Lock()
         # The public way to start a plan describes each array anew, for 30 us.
-        self._start = getattr(getattr(graph, "_lowered_graph", None), "_execute", None)
+        self._quick = getattr(getattr(graph, "_lowered_graph", None), "_execute", None)
 
     def start(self, handle: Any, pointers: tuple[int, ...], workspace: int) -> None:
         pack = dict(enumerate(pointers, 1))
         with self._lock:
-            if self._start is None:
-                self._graph.execute(pack, workspace, handle=handle)
-            else:
-                self._start(pack, workspace, handle.backend_handle, None, None, None)
+            self.n_starts += 1
+            if self._quick is not None:
+                try:
+                    self._quick(pack, workspace, handle.backend_handle, None, None, None)
+                    return
+                except TypeError:  # another version takes other arguments
+                    self._quick = None
+            self._graph.execute(pack, workspace, handle=handle)
 
 
 class _Thread(threading.local):
@@ -128,13 +137,19 @@ class Cudnn:
         self._current_device = cupy.cuda.runtime.getDevice
         self._current_stream = cupy.cuda.get_current_stream
         self._plans: dict[tuple, _Plan | str] = {}
+        self._recent: collections.deque = collections.deque(maxlen=_N_FLEETING)
+        self._n_met: collections.Counter = collections.Counter()
         self._devices: dict[int, Any] = {}
-        atexit.register(self._plans.clear)  # the frontend reports what is left at exit as leaks
+        atexit.register(self._forget)  # the frontend reports what is left at exit as leaks
         self._lock = threading.RLock()
         self._thread = _Thread()
 
     def __repr__(self) -> str:
         return f"cuDNN {self.version}, through nvidia-cudnn-frontend {self.frontend_version}"
+
+    def _forget(self):
+        self._plans.clear()
+        self._recent.clear()
 
     # ------------------------------------------------------------------------ running
 
@@ -203,13 +218,25 @@ class Cudnn:
                 return self._plans[key]
             if len(self._plans) >= _MAX_PLANS:  # never dropped: a captured graph may use them
                 return f"more than {_MAX_PLANS} kinds of problems"
+            if self._is_fleeting(key):
+                return "problems that differ from call to call"
             try:
                 plan = self._make(device_id, problem, handle, stream, pointers)
+                self._recent.append(plan)
             except self._refusals as error:
                 _log.debug("cuDNN refused %s: %s", problem, error)
                 plan = f"no plan for {problem.name()}"
             self._plans[key] = plan
             return plan
+
+    def _is_fleeting(self, key):
+        recent = self._recent
+        if len(recent) < _N_FLEETING or any(plan.n_starts > 1 for plan in recent):
+            return False
+        if len(self._n_met) > _MAX_PLANS:
+            self._n_met.clear()
+        self._n_met[key] += 1
+        return self._n_met[key] < _N_MET
 
     def _make(self, device_id, problem, handle, stream, pointers):
         """Take the plan that was kept for this kind of GPU, or choose one and keep it."""

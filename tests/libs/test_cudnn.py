@@ -1,6 +1,7 @@
 """How cuDNN is found, what it is asked for, and which plans are kept, with a stand-in."""
 
 import concurrent.futures
+import types
 import warnings
 
 import numpy as np
@@ -183,6 +184,43 @@ def test_more_kinds_of_problems_than_are_kept(fake_dnn, monkeypatch):
     assert convolve(fake_dnn.cupy, stride=2) is None
     assert convolve(fake_dnn.cupy) is not None
     assert dnn.status().refused == {"more than 1 kinds of problems": 1}
+
+
+def test_problems_that_are_met_once_get_no_plans_in_the_long_run(fake_dnn, monkeypatch):
+    """As those of a sequence that grows: each plan would take longer than what it is for."""
+    monkeypatch.setattr(_cudnn, "_N_FLEETING", 4)
+    served = [attend(fake_dnn.cupy, n_queries=n) is not None for n in range(2, 12)]
+    assert served == 4 * [True] + 6 * [False]
+    assert dnn.status().refused == {"problems that differ from call to call": 6}
+    served = [attend(fake_dnn.cupy, n_queries=20) is not None for _ in range(4)]
+    assert served == [False, False, True, True]
+    assert attend(fake_dnn.cupy, n_queries=30) is not None  # as they have settled
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_quick_way_to_start_a_plan(fake_dnn, monkeypatch, known):
+    """The frontend's own, if it takes what it took."""
+    calls = []
+
+    def attach(graph, handle, content):
+        def execute(pack, workspace, handle, *rest):
+            calls.append((handle, rest))
+            if not known:
+                raise TypeError("incompatible function arguments")
+            graph.execute(pack, workspace, handles[0])
+
+        deserialize(graph, handle, content)
+        handles.append(handle)
+        handle.backend_handle = 5
+        graph._lowered_graph = types.SimpleNamespace(_execute=execute)
+
+    handles = []
+    graph = type(fake_dnn.pygraph())
+    deserialize = graph.deserialize
+    monkeypatch.setattr(graph, "deserialize", attach)
+    for _ in range(2):
+        assert float(convolve(fake_dnn.cupy)[0, 0, 2, 2]) == 36
+    assert calls == (2 if known else 1) * [(5, (None, None, None))]
 
 
 def test_what_plans_may_do(fake_dnn):
