@@ -545,6 +545,7 @@ _HALF = ("float16", "bfloat16")
 cuda: Any
 cupy: Any
 driver: Any
+get_fft_plan: Any
 njit: Any
 types: Any
 
@@ -570,6 +571,10 @@ def __getattr__(name: str) -> Any:
         from cuda.bindings import nvjitlink
 
         value = nvjitlink
+    elif name == "get_fft_plan":
+        from cupyx.scipy.fftpack import get_fft_plan
+
+        value = get_fft_plan
     elif name == "driver":
         from cuda.bindings import driver
 

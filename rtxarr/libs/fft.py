@@ -109,12 +109,10 @@ def _plan(name, x, s, axes):
         if len(s) == 1:
             plan = _device.cupy.cuda.cufft.Plan1d
             return plan(s[0], _TYPES[kind, double], x.size // x.shape[-1])
-        from cupyx.scipy.fftpack import get_fft_plan
-
         full = x
         if kind != "R2C" and x.dtype.kind != "c":
             full = x.astype(np.complex128 if double else np.complex64)
-        return get_fft_plan(full, shape=s, axes=axes, value_type=kind)
+        return _device.get_fft_plan(full, shape=s, axes=axes, value_type=kind)
 
     return _kept(key, make)
 
