@@ -18,6 +18,7 @@ from rtxarr.ops import (
     _pool,
     _reduce,
     _resize,
+    _rotary,
     _search,
     _segment,
     _soft_cross_entropy,
@@ -39,6 +40,7 @@ from rtxarr.ops._norm import *
 from rtxarr.ops._pool import *
 from rtxarr.ops._reduce import *
 from rtxarr.ops._resize import *
+from rtxarr.ops._rotary import *
 from rtxarr.ops._search import *
 from rtxarr.ops._segment import *
 from rtxarr.ops._soft_cross_entropy import *
@@ -61,6 +63,7 @@ __all__ = [
     *_pool.__all__,
     *_reduce.__all__,
     *_resize.__all__,
+    *_rotary.__all__,
     *_search.__all__,
     *_segment.__all__,
     *_soft_cross_entropy.__all__,

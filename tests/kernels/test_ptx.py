@@ -61,8 +61,8 @@ def segment_cases():
         partial = (scalar, 1, "C")
         signatures = [
             (values, pointers, pointers, values, "int64", "int64"),
-            (values, pointers, pointers, pointers, partial, "int64", "int64"),
-            (pointers, pointers, partial, values, "int64"),
+            (values, pointers, pointers, partial, "int64", "int64"),
+            (pointers, partial, values, "int64", "int64"),
         ]
         found = kernels(op, dtype_of(name), wide, gathered)
         for kernel, signature in zip(found, signatures, strict=True):
@@ -149,7 +149,7 @@ def cross_entropy_cases():
         yield f"gradient-{name}", gradient, (values, values, values, values, "int64")
     for name, scalar, n, wide in row_lengths():
         dtype, values, sums = dtype_of(name), (name, 1, "C"), (scalar, 1, "C")
-        plan = label_plan(n, dtype, wide)
+        plan = label_plan(n, dtype, wide, True)
         numbers = ("int64", scalar, scalar)
         for flags in [(False, False), (True, True)]:
             signature = (values, ("int64", 1, "C"), ("bool", 1, "C"), sums, sums, *numbers)
@@ -202,7 +202,7 @@ def group_norm_cases():
 
 
 def norm_cases():
-    from rtxarr.kernels._norm_cuda import backward, columns, forward, join
+    from rtxarr.kernels._norm_cuda import backward, backward_with_sums, columns, forward, join
     from rtxarr.kernels.norm import backward_plan, forward_plan
 
     for name, scalar, n, wide in row_lengths():
@@ -211,17 +211,30 @@ def norm_cases():
         for flags in [(True, True, True), (False, True, False)]:
             signature = (*(values,) * 4, sums, sums, "int64", scalar)
             yield f"forward-{n}-{name}-{flags}", forward(dtype, plan, *flags), signature
-        signature = (*(values,) * 3, sums, sums, values, sums, sums, "int64")
+        signature = (*(values,) * 3, sums, sums, values)
         plan = backward_plan(n, dtype, wide, with_sums=True)
         for flags in [(True, True, 2), (False, True, 1)] if plan.resident else []:
-            yield f"backward-{n}-{name}-{flags}", backward(dtype, plan, *flags), signature
+            kernel = backward_with_sums(dtype, plan, *flags)
+            yield f"backward-{n}-{name}-{flags}", kernel, (*signature, sums, sums, "int64")
         plan = backward_plan(n, dtype, wide, with_sums=False)
-        yield f"backward-{n}-{name}", backward(dtype, plan, True, True, 0), signature
+        yield f"backward-{n}-{name}", backward(dtype, plan, True, True), (*signature, "int64")
     for name, scalar in SCALARS.items():
         values, sums = (name, 1, "C"), (scalar, 1, "C")
         signature = (values, values, *(sums,) * 4, "int64")
         yield f"columns-{name}", columns(dtype_of(name), name != "float64", True), signature
         yield f"join-{name}", join(dtype_of(name)), (sums, values)
+
+
+def rotary_cases():
+    from rtxarr.kernels._rotary_cuda import kernel
+
+    for name, scalar in SCALARS.items():
+        values, angles = (name, 1, "C"), (scalar, 1, "C")
+        signature = (values, angles, angles, values, *("int64",) * 4, scalar)
+        for wide in (False, True) if name != "float64" else (False,):
+            for interleaved in (False, True):
+                title = f"rotary-{name}{'-wide' * wide}{'-interleaved' * interleaved}"
+                yield title, kernel(dtype_of(name), wide, interleaved), signature
 
 
 def softmax_cases():
@@ -231,9 +244,9 @@ def softmax_cases():
     for name, _, n, wide in row_lengths():
         dtype, values = dtype_of(name), (name, 1, "C")
         for flag in (False, True):
-            kernel = forward(dtype, forward_plan(n, dtype, wide), flag)
+            kernel = forward(dtype, forward_plan(n, dtype, wide, True), flag)
             yield f"softmax-{n}-{name}-{flag}", kernel, (values, values, "int64", "int64")
-            kernel = backward(dtype, backward_plan(n, dtype, wide), flag)
+            kernel = backward(dtype, backward_plan(n, dtype, wide, True), flag)
             yield f"softmax-back-{n}-{name}-{flag}", kernel, (*(values,) * 3, "int64", "int64")
 
 
@@ -299,6 +312,7 @@ CASES = {
     "_multi_tensor_cuda": multi_tensor_cases,
     "_optimizers_cuda": optimizers_cases,
     "_philox_cuda": philox_cases,
+    "_rotary_cuda": rotary_cases,
     "_segment_cuda": segment_cases,
     "_softmax_cuda": softmax_cases,
     "_sort_cuda": sort_cases,
