@@ -70,7 +70,19 @@ from rtxarr.ops import *
 __version__ = "0.1.0"
 
 # Loaded on first use, so that importing rtxarr stays light.
-_LAZY = ("autograd", "data", "fft", "libs", "linalg", "memory", "nn", "optim", "random", "testing")
+_LAZY = (
+    "autograd",
+    "data",
+    "fft",
+    "geom",
+    "libs",
+    "linalg",
+    "memory",
+    "nn",
+    "optim",
+    "random",
+    "testing",
+)
 
 __all__ = [
     "Device",
