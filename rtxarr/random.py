@@ -478,6 +478,23 @@ class Generator:
 
         return piece
 
+    def dropout_place(self, n: int) -> Any:
+        """Set ``n`` booleans of :meth:`dropout_mask` aside for kernels that make them themselves.
+
+        Parameters
+        ----------
+        n : int
+
+        Returns
+        -------
+        tuple of 3 np.uint64, or CuPy array of uint64, shape (3,)
+            Offset, stream and key of their words; an array in a step that is being captured.
+        """
+        if _replay.recorder() is not None:
+            return self._reserve_in_memory("below32", n)
+        place, start = self._reserve("below32", n)
+        return _U(start), place.stream, place.key
+
     def _mask(self, shape: Any, p: float, device: Any) -> Any:
         return self._draw("below32", shape, np.bool, (_U(round(p * 2**32)),), device)
 

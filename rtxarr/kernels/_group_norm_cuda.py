@@ -83,7 +83,7 @@ def channels_last(
     activate, through = _activations(dtype, silu)
     neighbours, shape = window(width), (groups, lanes * width)
     weighted, biased = affine
-    at_once = 2 if width == 8 else 4  # positions whose loads are under way together
+    at_once = 2 if width == 8 else 4  # positions whose loads are under way together, of each array
     size = at_once * width
     zero, one = scalar(0), scalar(1)
 

@@ -209,5 +209,11 @@ class TransformerBlock(Module):
         self.dropout = Dropout(dropout, generator=generator)
 
     def forward(self, x, *, attn_mask=None):
-        x = x + self.dropout(self.attention(self.norm1(x), attn_mask=attn_mask))
-        return x + self.dropout(self.down(self.activation(self.up(self.norm2(x)))))
+        x = self._add(x, self.attention(self.norm1(x), attn_mask=attn_mask))
+        return self._add(x, self.down(self.activation(self.up(self.norm2(x)))))
+
+    def _add(self, x, branch):
+        """Add what a branch gives, after dropout."""
+        dropout = self.dropout
+        rate = dropout.rate if dropout.training else 0.0
+        return ops.dropout_add(branch, x, rate, generator=dropout.generator)

@@ -5,6 +5,7 @@ from rtxarr.ops import (
     _attention,
     _conv,
     _create,
+    _dropout,
     _einsum,
     _elementwise,
     _index,
@@ -28,6 +29,7 @@ from rtxarr.ops._activations import *
 from rtxarr.ops._attention import *
 from rtxarr.ops._conv import *
 from rtxarr.ops._create import *
+from rtxarr.ops._dropout import *
 from rtxarr.ops._einsum import *
 from rtxarr.ops._elementwise import *
 from rtxarr.ops._index import *
@@ -51,6 +53,7 @@ __all__ = [
     *_attention.__all__,
     *_conv.__all__,
     *_create.__all__,
+    *_dropout.__all__,
     *_einsum.__all__,
     *_elementwise.__all__,
     *_index.__all__,

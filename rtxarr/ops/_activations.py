@@ -1,4 +1,4 @@
-"""Activation functions, softmax, gates and dropout, with their derivative rules.
+"""Activation functions, softmax and gates, with their derivative rules.
 
 Each keeps for the backward pass only what its rule needs: the output where that is enough.
 """
@@ -11,15 +11,12 @@ import numpy as np
 from rtxarr import _device
 from rtxarr._device import namespace
 from rtxarr.autograd._op import differentiable
-from rtxarr.autograd._tape import Tensor, raw
+from rtxarr.autograd._tape import Tensor
 from rtxarr.kernels import activation as kernels
 from rtxarr.kernels import softmax as rows
 from rtxarr.ops._check import (
     check_floating,
     check_number,
-    check_rate,
-    drawing_device,
-    generator_or_default,
 )
 from rtxarr.ops._elementwise import abs, exp, tanh, where
 from rtxarr.ops._half import rounded_once, widen
@@ -27,7 +24,6 @@ from rtxarr.ops._manipulate import normalize_axis, part_along
 from rtxarr.ops._reduce import logsumexp, sum
 
 __all__ = [
-    "dropout",
     "elu",
     "erf",
     "geglu",
@@ -467,46 +463,3 @@ def swiglu(x, /, *, axis: int = -1):
 for _function in (glu, geglu, swiglu):
     _function.__doc__ = (_function.__doc__ or "") + _GATE_DOC
 del _function
-
-# --------------------------------------------------------------------------------- dropout
-
-
-def dropout(x, rate: float, /, *, generator=None):
-    """Set elements to zero at random and scale the others up, so that the mean is kept.
-
-    Parameters
-    ----------
-    x : array or Tensor of a real floating dtype, any shape
-    rate : float in [0, 1)
-        Probability that an element is dropped.
-    generator : rtxarr.random.Generator, optional
-        The default one when left out.
-
-    Notes
-    -----
-    For the backward pass only the mask is kept, a byte for each element. At rate 0 ``x``
-    itself is returned and nothing is drawn.
-
-    References
-    ----------
-    Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
-    JMLR 15, 2014.
-    """
-    check_floating(x=x)
-    check_rate(rate)
-    if rate == 0:
-        return x
-    data = raw(x)
-    source = generator_or_default(generator)
-    kept = source.dropout_mask(data.shape, rate, device=drawing_device(data))
-    return _dropout(x, namespace(data).asarray(kept), rate=float(rate))
-
-
-@differentiable(elementwise=True)
-@rounded_once
-def _dropout(x, kept, /, *, rate):
-    xp = namespace(x)
-    return xp.where(kept, x / (1 - rate), 0)
-
-
-_dropout.defvjps(x=lambda g, kept, rate: _dropout(g, kept, rate=rate))

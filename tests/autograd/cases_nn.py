@@ -3,8 +3,8 @@
 import numpy as np
 
 import rtxarr as rx
-from rtxarr.ops._activations import _dropout
 from rtxarr.ops._conv import _convolution_weight
+from rtxarr.ops._dropout import _dropout, _dropout_add
 from rtxarr.ops._losses import _cross_entropy, _cross_entropy_gradient
 from rtxarr.ops._norm import _group_formula, _group_norm
 from rtxarr.ops._pool import _mean_of_largest, _spread_evenly, _spread_to_largest
@@ -16,6 +16,8 @@ rng = np.random.default_rng(11)
 X = np.array([[-4.0, -2.4, -1.1, -0.4], [-0.15, 0.2, 0.7, 1.3], [1.9, 2.6, 3.5, 0.9]])
 Y = rng.standard_normal((3, 4))
 ROW = rng.standard_normal(4)
+# Offset, stream and key of random words.
+PLACE = (np.uint64(3), np.uint64(5), np.uint64(7))
 LABELS = np.array([2, 0, 3])
 KEPT = np.array([True, False, True])
 SIGNAL = rng.standard_normal((2, 4, 6))
@@ -51,6 +53,10 @@ def _grouped(x, weight, bias, *, activation):
 CASES = {
     # activations
     "_dropout": [(lambda x, kept: _dropout(x, kept, rate=0.4), (X, Y > 0))],
+    "_dropout_add": [
+        (lambda x, y, b: _dropout_add(x, y, b, place=PLACE, rate=0.4), (X, Y, ROW)),
+        (lambda x: _dropout_add(x, None, None, place=PLACE, rate=0.4), (SIGNAL,)),
+    ],
     "elu": [*unary("elu", alpha=0.7, scale=1.3), *unary("selu")],
     "erf": unary("erf"),
     "gelu": [*unary("gelu"), *unary("gelu", approximate="tanh"), *unary("geglu")],

@@ -124,6 +124,19 @@ def spmm_cases():
         yield f"spmm-join-{name}", join(dtype_of(name)), signature
 
 
+def dropout_cases():
+    from rtxarr.kernels._dropout_cuda import kernel
+
+    for name, scalar in SCALARS.items():
+        values = (name, 1, "C")
+        for wide in (False, True) if name != "float64" else (False,):
+            for flags in [(False, False, False), (True, True, False), (True, False, True)]:
+                place = (("uint64", 1, "C"),) if flags[2] else ("uint64",) * 3
+                signature = (*(values,) * 4, *place, "int64", "uint64", scalar)
+                title = f"dropout-{name}{'-wide' * wide}-{flags}"
+                yield title, kernel(dtype_of(name), wide, *flags), signature
+
+
 SCALARS = dict.fromkeys(("float32", "float16", "bfloat16"), "float32") | {"float64": "float64"}
 # How rows of a few lengths are dealt out: (length, whether all begin at multiples of 16 bytes).
 LENGTHS = [(5, False), (1024, True), (8191, False), (32_768, True)]
@@ -307,6 +320,7 @@ CASES = {
     "_activation_cuda": activation_cases,
     "_cross_entropy_cuda": cross_entropy_cases,
     "_fp8_cuda": fp8_cases,
+    "_dropout_cuda": dropout_cases,
     "_group_norm_cuda": group_norm_cases,
     "_norm_cuda": norm_cases,
     "_multi_tensor_cuda": multi_tensor_cases,
