@@ -579,6 +579,16 @@ def __getattr__(name: str) -> Any:
         from cuda.bindings import driver
 
         value = driver
+    elif name == "core":
+        try:
+            from cuda import core
+        except ImportError:
+            raise ImportError(f"GPU kernels need cuda-core: {_INSTALL}") from None
+        value = core
+    elif name == "tile":
+        from cuda import tile
+
+        value = tile
     elif name == "DynamicLibNotFoundError":
         from cuda.pathfinder import DynamicLibNotFoundError
 
@@ -630,10 +640,7 @@ def _launcher() -> Any:
     cupy = _cupy()
     if not _gpu_count():
         raise RuntimeError(_missing_gpu("cuda:0"))
-    try:
-        from cuda import core
-    except ImportError:
-        raise ImportError(f"GPU kernels need cuda-core: {_INSTALL}") from None
+    core = __getattr__("core")
 
     gpu_array = cupy.ndarray
     current_device = cupy.cuda.runtime.getDevice

@@ -63,6 +63,7 @@ PUBLIC_MODULES = (
     "rtxarr.fft",
     "rtxarr.libs",
     "rtxarr.libs.blas",
+    "rtxarr.libs.tile",
     "rtxarr.linalg",
     "rtxarr.memory",
     "rtxarr.nn",

@@ -1,11 +1,11 @@
-"""Vendor libraries: cuBLASLt for matrix products, cuDNN for attention and convolutions.
+"""Libraries: cuBLASLt for matrix products, cuTile for fused ones, cuDNN for attention and the rest.
 
 Each is optional and has a plain fallback.
 """
 
-from rtxarr.libs import blas, dnn
+from rtxarr.libs import blas, dnn, tile
 
-__all__ = ["blas", "dnn", "show"]
+__all__ = ["blas", "dnn", "show", "tile"]
 
 
 def show() -> None:
@@ -17,7 +17,9 @@ def show() -> None:
     >>> rx.libs.show()  # doctest: +SKIP
     matrix products: cuBLASLt 13.4.0, through nvmath-python 1.0.0
         2 by CuPy: dtypes complex64 and complex64
+    fused products: cuda-tile 1.7.0, tileiras 13.4.92
     attention and convolutions: cuDNN 9.19.0, through nvidia-cudnn-frontend 1.32.0
         1 by CuPy: attention in float32
     """
-    print("\n".join([*blas.status().lines(), *dnn.status().lines()]))
+    providers = blas, tile, dnn
+    print("\n".join(line for provider in providers for line in provider.status().lines()))

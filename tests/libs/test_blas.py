@@ -491,6 +491,7 @@ def test_show_without_a_gpu(clean, capsys, monkeypatch):
     libs.show()
     assert capsys.readouterr().out.splitlines() == [
         "matrix products: CuPy (no GPU that CuPy can use)",
+        "fused products: separate steps (no GPU that CuPy can use)",
         "attention and convolutions: CuPy (no GPU that CuPy can use)",
     ]
 

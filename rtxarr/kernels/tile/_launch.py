@@ -1,0 +1,59 @@
+"""Starting compiled programs on the current stream of a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, NamedTuple
+
+from rtxarr import _device
+from rtxarr.kernels.tile._build import Signature, cubin
+
+__all__ = ["launch", "load"]
+
+
+class Loaded(NamedTuple):
+    """A program on a GPU: its handle, the threads of a block, and what keeps it there."""
+
+    handle: int
+    n_threads: int
+    owner: Any
+
+
+@functools.cache
+def load(signature: Signature, device_id: int) -> Loaded:
+    """Return a program on a GPU, compiling it if it is not on disk."""
+    gpu = _device.core.Device(device_id)
+    gpu.set_current()
+    major, minor = gpu.compute_capability
+    name, code = cubin(signature, f"sm_{major}{minor}")
+    kernel = _device.core.ObjectCode.from_cubin(code).get_kernel(name)
+    # The compiler fixes how many threads a block has.
+    return Loaded(int(kernel.handle), kernel.attributes.max_threads_per_block(device_id), kernel)
+
+
+def launch(loaded: Loaded, n_blocks: int, values: list[int]) -> None:
+    """Start a program.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        Of the current GPU.
+    n_blocks : int
+    values : list of int
+        For each array its address, shape and strides (in elements, one for lines of one), for a
+        scalar its bits.
+    """
+    cupy = _device.cupy
+    # The driver wants the context current in each thread; CuPy sets it only when it is used.
+    _device.core.Device(cupy.cuda.runtime.getDevice()).set_current()
+    # Eight bytes for each; of a narrower argument the driver reads the lower ones. It copies them
+    # before it returns.
+    buffer = (ctypes.c_int64 * len(values))(*values)
+    first = ctypes.addressof(buffer)
+    pointers = (ctypes.c_void_p * len(values))(*range(first, first + 8 * len(values), 8))
+    stream = cupy.cuda.get_current_stream().ptr
+    cupy.cuda.driver.launchKernel(
+        loaded.handle, n_blocks, 1, 1, loaded.n_threads, 1, 1, 0, stream,
+        ctypes.addressof(pointers), 0,
+    )  # fmt: skip
