@@ -118,16 +118,21 @@ if _SIMULATING:
 
         return store
 
+    def _places(offset, n, multiple):
+        if offset < 0 or offset % multiple:
+            raise ValueError(f"offset {offset} is no multiple of {multiple}")
+        return range(int(offset), int(offset) + n)
+
     def load4(array, offset):
-        return tuple(array[offset + i] for i in range(4))
+        return tuple(array[i] for i in _places(offset, 4, 4))
 
     def store4(array, offset, values):
-        for i in range(4):
-            array[offset + i] = values[i]
+        for i, value in zip(_places(offset, 4, 4), values, strict=True):
+            array[i] = value
 
     def store8(array, offset, values):
-        for i in range(8):
-            array[offset + i] = values[i]
+        for i, value in zip(_places(offset, 8, 4), values, strict=True):
+            array[i] = value
 
     def _number(bits, kind):
         return np.float32(np.uint16(bits).view(kind))
@@ -148,18 +153,18 @@ if _SIMULATING:
         return _bits(value, ml_dtypes.bfloat16)
 
     def load8_f16(array, offset):
-        return tuple(f16_to_f32(array[offset + i]) for i in range(8))
+        return tuple(f16_to_f32(array[i]) for i in _places(offset, 8, 8))
 
     def load8_bf16(array, offset):
-        return tuple(bf16_to_f32(array[offset + i]) for i in range(8))
+        return tuple(bf16_to_f32(array[i]) for i in _places(offset, 8, 8))
 
     def store8_f16(array, offset, values):
-        for i in range(8):
-            array[offset + i] = f32_to_f16(values[i])
+        for i, value in zip(_places(offset, 8, 8), values, strict=True):
+            array[i] = f32_to_f16(value)
 
     def store8_bf16(array, offset, values):
-        for i in range(8):
-            array[offset + i] = f32_to_bf16(values[i])
+        for i, value in zip(_places(offset, 8, 8), values, strict=True):
+            array[i] = f32_to_bf16(value)
 
 else:
     from llvmlite import ir  # type: ignore[import-untyped]
