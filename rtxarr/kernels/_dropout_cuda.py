@@ -12,13 +12,13 @@ from rtxarr.kernels._philox_cuda import _core
 from rtxarr.kernels._rows import window
 from rtxarr.kernels._vector import access
 
-_U64 = np.uint64
+_U64, _philox = np.uint64, _core.philox
 
 
 @cuda.jit(device=True)
 def _draw(block, stream, key, words, at):
     """Write the four words of a counter to ``words[at:at + 4]``."""
-    w0, w1, w2, w3 = _core.philox(block, stream, key)
+    w0, w1, w2, w3 = _philox(block, stream, key)
     words[at], words[at + 1], words[at + 2], words[at + 3] = w0, w1, w2, w3
 
 
