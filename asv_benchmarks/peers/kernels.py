@@ -271,6 +271,79 @@ class EmbeddingGradient(Case):
         return None, self.backward(out, weight, self.torch(self.grad))
 
 
+class Rotary(Case):
+    """``shape`` is (samples, heads, steps, features)."""
+
+    def __init__(self, name, dtype, shape):
+        super().__init__(name, dtype, shape)
+        self.x, self.grad = self.randn(*shape), self.randn(*shape)
+        positions = rx.asarray(np.arange(shape[-2]), device="cuda")
+        self.angles = rx.rotary_angles(positions, shape[-1])
+
+    def moved(self):
+        return 2 * self.n_bytes, 2 * self.n_bytes
+
+    def ours(self):
+        from rtxarr.kernels.rotary import rotate
+
+        return (
+            lambda: rotate(self.x, *self.angles, interleaved=False, inverse=False),
+            lambda: rotate(self.grad, *self.angles, interleaved=False, inverse=True),
+        )
+
+    def theirs(self):
+        import torch
+
+        x, half = self.torch(self.x, requires_grad=True), self.shape[-1] // 2
+        cos, sin = (torch.from_dlpack(a).to(x.dtype) for a in self.angles)
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+
+        def forward():
+            turned = torch.cat((-x[..., half:], x[..., :half]), -1)
+            return x * cos + turned * sin
+
+        return forward, self.backward(forward(), x, self.torch(self.grad))
+
+
+class Dropout(Case):
+    add = False
+
+    def __init__(self, name, dtype, shape):
+        super().__init__(name, dtype, shape)
+        self.x, self.grad = self.randn(*shape), self.randn(*shape)
+        self.residual = self.randn(*shape) if self.add else None
+        self.bias = self.randn(shape[-1]) if self.add else None
+
+    def moved(self):
+        return (3 if self.add else 2) * self.n_bytes, 2 * self.n_bytes
+
+    def ours(self):
+        from rtxarr.kernels.dropout import dropout_add
+
+        options = {"place": rx.random.Generator(0).dropout_place(self.x.size), "rate": 0.1}
+        return (
+            lambda: dropout_add(self.x, self.residual, self.bias, **options),
+            lambda: dropout_add(self.grad, None, None, **options),
+        )
+
+    def theirs(self):
+        from torch.nn import functional
+
+        x = self.torch(self.x, requires_grad=True)
+        residual, bias = (None if a is None else self.torch(a) for a in (self.residual, self.bias))
+
+        def forward():
+            if self.add:
+                return residual + functional.dropout(x + bias, 0.1)
+            return functional.dropout(x, 0.1)
+
+        return forward, self.backward(forward(), x, self.torch(self.grad))
+
+
+class DropoutAdd(Dropout):
+    add = True
+
+
 def rows(n, dtype):
     """Give how many rows of ``n`` elements make an array of the large size."""
     return LARGE // (n * (4 if dtype == "float32" else 2)), n
@@ -287,6 +360,9 @@ def cases(quick):
         for kind in (GroupNorm, GroupNormSiLU, GroupNormFirst):
             for shape in [(8, 320, 64, 64)] + [(64, 320, 128, 128)] * (not quick):
                 yield kind, dtype, shape
+        for kind in (Dropout, DropoutAdd):
+            yield kind, dtype, rows(1024, dtype)
+        yield Rotary, dtype, (32, 16, 4096 if dtype == "bfloat16" else 2048, 128)
         for n in (8192,) if quick else (8192, 65_536, 524_288):
             yield EmbeddingGradient, dtype, (n, 50_257, 512)
 
