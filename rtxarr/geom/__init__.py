@@ -12,12 +12,18 @@ from rtxarr.geom._pooling import (
     global_mean,
     global_sum,
 )
+from rtxarr.geom._sampling import LaborSampler, NeighborSampler, Sample
 from rtxarr.geom._subgraph import before, edge_subgraph, k_hop, subgraph
+from rtxarr.geom._hetero import HeteroConv
 
 __all__ = [
     "Batch",
     "Graph",
+    "HeteroConv",
+    "LaborSampler",
+    "NeighborSampler",
     "SAGPooling",
+    "Sample",
     "Set2Set",
     "TopKPooling",
     "aggregate",

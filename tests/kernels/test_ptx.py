@@ -315,6 +315,31 @@ def elementwise_cases():
                 yield title, conversion(source, target, wide), (x, out)
 
 
+def sampling_cases():
+    from rtxarr.kernels import _sampling_cuda as kernels
+
+    whole, halves = INTEGER_POINTERS, ("int32", 1, "C")
+    weights, place = ("float64", 1, "C"), ("uint64", "uint64")
+    rows, table = (whole,) * 3, (whole,) * 2
+    batches = (whole, whole, halves, whole)
+    signatures = {
+        "keep": (whole,) * 4,
+        "draw_subsets": (*rows, whole, whole, *place),
+        "draw_weighted": (*rows, whole, whole, weights, weights, whole, *place),
+        "draw_again": (*rows, whole, whole, *place),
+        "draw_weighted_again": (*rows, whole, weights, whole, *place),
+        "sum_rows": (whole, weights, weights, whole),
+        "count_kept": (whole, whole, halves, "int64", whole, *place),
+        "write_kept": (whole, whole, halves, "int64", whole, whole, *place),
+        "enter": (*batches, *table, "int64"),
+        "mark_first": (*batches, *table, whole, "int64"),
+        "number": (*batches, *table, whole, whole, halves, whole, "int64"),
+        "walks": (("int64", 2, "C"), whole, "int64", whole, halves, *("uint64",) * 3, *place),
+    }
+    for name, signature in signatures.items():
+        yield name, getattr(kernels, name), signature
+
+
 CASES = {
     "_elementwise_cuda": elementwise_cases,
     "_activation_cuda": activation_cases,
@@ -327,6 +352,7 @@ CASES = {
     "_optimizers_cuda": optimizers_cases,
     "_philox_cuda": philox_cases,
     "_rotary_cuda": rotary_cases,
+    "_sampling_cuda": sampling_cases,
     "_segment_cuda": segment_cases,
     "_softmax_cuda": softmax_cases,
     "_sort_cuda": sort_cases,

@@ -1,0 +1,152 @@
+"""numba's CPU code of the samplers; compiled code is kept on disk."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rtxarr.kernels._philox_njit import _compiled, _core, _div
+from rtxarr.kernels._sampling_core import build
+
+_sampling = build(_compiled, _core, _div)
+_subset, _first_arrivals, _positive = (
+    _sampling.subset,
+    _sampling.first_arrivals,
+    _sampling.positive,
+)
+_one_of, _weighted_one_of, _is_kept = (
+    _sampling.one_of,
+    _sampling.weighted_one_of,
+    _sampling.is_kept,
+)
+_slot_of, _walk = _sampling.slot_of, _sampling.walk
+
+
+@_compiled
+def keep(offsets, first, out):
+    """Write all edges of each row."""
+    for row in range(first.size):
+        for j in range(offsets[row + 1] - offsets[row]):
+            out[offsets[row] + j] = first[row] + j
+
+
+@_compiled
+def draw_subsets(nodes, first, degrees, offsets, out, stream, key):
+    """Write as many different edges of each row as its part of ``out`` holds."""
+    for row in range(nodes.size):
+        begin, start = offsets[row], first[row]
+        n = offsets[row + 1] - begin
+        if n == degrees[row]:
+            for j in range(n):
+                out[begin + j] = start + j
+        else:
+            _subset(out, begin, n, start, degrees[row], nodes[row], stream, key)
+
+
+@_compiled
+def draw_weighted(nodes, first, degrees, available, offsets, weights, arrivals, out, stream, key):
+    """Write as many different edges with a weight as each row's part of ``out`` holds."""
+    for row in range(nodes.size):
+        begin, start, degree = offsets[row], first[row], degrees[row]
+        n = offsets[row + 1] - begin
+        if n == available[row]:
+            _positive(out, begin, start, degree, weights)
+        else:
+            _first_arrivals(
+                out, arrivals, begin, n, start, degree, weights, nodes[row], stream, key
+            )
+
+
+@_compiled
+def draw_again(nodes, first, degrees, offsets, out, stream, key):
+    """Write draws that may come again."""
+    for row in range(nodes.size):
+        begin = offsets[row]
+        for j in range(offsets[row + 1] - begin):
+            out[begin + j] = _one_of(j, first[row], degrees[row], nodes[row], stream, key)
+
+
+@_compiled
+def draw_weighted_again(nodes, first, degrees, offsets, sums, out, stream, key):
+    """Write draws by weight that may come again."""
+    for row in range(nodes.size):
+        begin = offsets[row]
+        for j in range(offsets[row + 1] - begin):
+            out[begin + j] = _weighted_one_of(
+                j, first[row], degrees[row], sums, nodes[row], stream, key
+            )
+
+
+@_compiled
+def sum_rows(indptr, weights, sums, available):
+    """Add the weights of each row up, in order, and count those above zero."""
+    for row in range(indptr.size - 1):
+        total, count = 0.0, 0
+        for edge in range(indptr[row], indptr[row + 1]):
+            total += weights[edge]
+            sums[edge] = total
+            count += weights[edge] > 0.0
+        available[row] = count
+
+
+@_compiled
+def count_kept(first, degrees, indices, n, counts, stream, key):
+    """Count the edges of each row that LABOR keeps."""
+    for row in range(first.size):
+        count = 0
+        for edge in range(first[row], first[row] + degrees[row]):
+            count += _is_kept(indices[edge], n, degrees[row], stream, key)
+        counts[row] = count
+
+
+@_compiled
+def write_kept(first, degrees, indices, n, offsets, out, stream, key):
+    """Write them."""
+    for row in range(first.size):
+        place = offsets[row]
+        for edge in range(first[row], first[row] + degrees[row]):
+            if _is_kept(indices[edge], n, degrees[row], stream, key):
+                out[place] = edge
+                place += 1
+
+
+@_compiled
+def renumber(nodes, ptr, src, edge_ptr, slots, places, local, out, out_ptr):
+    """Number the nodes of each batch: those it begins with, then others as they first come.
+
+    ``slots`` (the node) and ``places`` (its number) are a table with open addressing, larger than
+    any batch has nodes.
+    """
+    total = np.int64(0)
+    out_ptr[0] = 0
+    last = slots.size - 1
+    for batch in range(ptr.size - 1):
+        slots[:] = -1
+        start = total
+        for i in range(ptr[batch], ptr[batch + 1]):
+            node = nodes[i]
+            slot = _slot_of(node, slots.size)
+            while slots[slot] != -1 and slots[slot] != node:
+                slot = (slot + 1) & last
+            if slots[slot] == -1:
+                slots[slot], places[slot] = node, total - start
+            out[total] = node
+            total += 1
+        for edge in range(edge_ptr[batch], edge_ptr[batch + 1]):
+            node = np.int64(src[edge])
+            slot = _slot_of(node, slots.size)
+            while slots[slot] != -1 and slots[slot] != node:
+                slot = (slot + 1) & last
+            if slots[slot] == -1:
+                slots[slot], places[slot] = node, total - start
+                out[total] = node
+                total += 1
+            local[edge] = places[slot]
+        out_ptr[batch + 1] = total
+
+
+@_compiled
+def walks(out, starts, per_start, indptr, indices, back, near, far, stream, key):
+    """Write ``per_start`` walks from each start."""
+    for row in range(out.shape[0]):
+        start, number = starts[row // per_start], row % per_start
+        _walk(out, row, start, number, indptr, indices, back, near, far, stream, key)
