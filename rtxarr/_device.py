@@ -542,11 +542,13 @@ _SIMULATING = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 _HALF = ("float16", "bfloat16")
 
 # Given by __getattr__.
+core: Any
 cuda: Any
 cupy: Any
 driver: Any
 get_fft_plan: Any
 njit: Any
+tile: Any
 types: Any
 
 
