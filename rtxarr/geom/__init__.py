@@ -3,6 +3,7 @@
 from rtxarr.geom._aggregate import aggregate, attend, degree_scalers, edge_softmax, sddmm
 from rtxarr.geom._batch import Batch, to_dense_adj, to_dense_batch
 from rtxarr.geom._graph import Graph
+from rtxarr.geom._hetero import HeteroConv, HeteroGraph
 from rtxarr.geom._pooling import (
     SAGPooling,
     Set2Set,
@@ -14,12 +15,12 @@ from rtxarr.geom._pooling import (
 )
 from rtxarr.geom._sampling import LaborSampler, NeighborSampler, Sample
 from rtxarr.geom._subgraph import before, edge_subgraph, k_hop, subgraph
-from rtxarr.geom._hetero import HeteroConv
 
 __all__ = [
     "Batch",
     "Graph",
     "HeteroConv",
+    "HeteroGraph",
     "LaborSampler",
     "NeighborSampler",
     "SAGPooling",
