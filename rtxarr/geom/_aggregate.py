@@ -4,40 +4,366 @@ import math
 from typing import Any
 
 from rtxarr import _device
-from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
-from rtxarr.ops import reshape
+from rtxarr.dtypes import is_inexact, result_type
+from rtxarr.geom import _edges, _messages
+from rtxarr.ops import astype, dropout, leaky_relu, log, reshape, stack, sum
 
-__all__ = ["aggregate"]
+__all__ = ["aggregate", "attend", "degree_scalers", "edge_softmax", "sddmm"]
 
 
-def aggregate(graph: Any, x: Any) -> Any:
-    """Add up, for each destination, the rows of its sources.
+def aggregate(
+    graph: Any, x: Any, op: str = "sum", *, weight: Any = None, empty: float = 0.0
+) -> Any:
+    """Reduce, for each destination, the rows of its sources.
 
     Parameters
     ----------
     graph : Graph
-    x : array or Tensor of a floating dtype, shape (n_src, ...)
+    x : array or Tensor of a floating or complex dtype, shape (n_src, ...)
+        Complex numbers can be added up and averaged.
+    op : str, default "sum"
+        "sum", "mean", "max" or "min"; "var", the mean squared deviation from the mean, and "std",
+        its root; "mul", the product; "softmax", the sum of the messages, each times its share in
+        the sum of all their exponentials, feature by feature; "median", that of an even number of
+        messages being the mean of the two in the middle.
+    weight : array or Tensor, shape (n_edges,) or (n_edges, n_heads, ...), optional
+        What the row of an edge's source is multiplied with, in the order of the edges' numbers;
+        its axes after the first are the first ones of a row. The mean is that of the products: it
+        is divided by the number of edges, not by the sum of the weights.
+    empty : float, default 0
+        What destinations without edges get, whatever the operation.
 
     Returns
     -------
     array or Tensor, shape (n_dst, ...)
-        Zero where no edge ends. Half precision accumulates in float32.
+        Infinities are numbers like others. Half types are accumulated in float32 and rounded once.
+
+    Notes
+    -----
+    Edges are taken in a fixed order, and equal inputs give equal bits. Where several edges reach
+    the maximum or minimum they share its gradient evenly, as those of :func:`rtxarr.max` do; the
+    slope of "std" at zero is taken as zero. The variance is the mean squared deviation itself, not
+    the difference of two large numbers.
+
+    Sums, means, extrema and variances, and weighted sums and means, make no array of messages. The
+    others make those of some destinations at a time, and in the backward pass again.
+
+    References
+    ----------
+    Corso et al., "Principal Neighbourhood Aggregation for Graph Nets", 2020, arXiv:2004.05718, for
+    several operations at once. Li et al., "DeeperGCN", 2020, arXiv:2006.07739, eq. 5, for
+    "softmax".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> graph = geom.Graph.from_edges(np.array([0, 1, 2]), np.array([2, 2, 0]), n_nodes=3)
+    >>> x = np.array([1.0, 4.0, -7.0])
+    >>> geom.aggregate(graph, x, "max")
+    array([-7.,  0.,  4.])
+    >>> geom.aggregate(graph, x, weight=np.array([0.5, 0.5, 1.0]))
+    array([-7. ,  0. ,  2.5])
     """
-    if x.ndim < 1 or x.shape[0] != graph.n_src:
-        raise ValueError(f"x must have a row for each of {graph.n_src} sources, got {x.shape}")
-    place = _device.device_of(raw(x))
+    _messages.check_op(op)
+    _check_nodes("x", x, graph, graph.n_src, "sources")
+    if weight is None:
+        out = _unweighted(graph, x, op, empty)
+        if out is not None:
+            return out
+        return _messages.map_reduce(
+            graph,
+            lambda src, dst, edge: src,
+            lambda rows, indptr: _messages.reduce_messages(op, rows, indptr, empty),
+            x,
+            None,
+            None,
+        )
+    _check_weight(graph, x, weight)
+    dtype = result_type(raw(x).dtype, raw(weight).dtype)
+    x, weight = (astype(a, dtype, copy=False) for a in (x, weight))
+    if op in ("sum", "mean"):
+        n_heads = math.prod(weight.shape[1:])
+        heads = reshape(x, (graph.n_src, n_heads, math.prod(x.shape[weight.ndim :])))
+        out = _edges.weighted_sum(reshape(weight, (graph.n_edges, n_heads)), heads, graph=graph)
+        if op == "mean":
+            out = out / _edges.counts(graph, out.dtype)[:, :, None]
+        return _filled(graph, reshape(out, (graph.n_dst, *x.shape[1:])), empty)
+    trailing = (1,) * (x.ndim - weight.ndim)
+    return _messages.map_reduce(
+        graph,
+        lambda src, dst, edge: src * reshape(edge, edge.shape + trailing),
+        lambda rows, indptr: _messages.reduce_messages(op, rows, indptr, empty),
+        x,
+        None,
+        weight,
+    )
+
+
+def _unweighted(graph, x, op, empty):
+    rows = reshape(x, (graph.n_src, math.prod(x.shape[1:])))
+    if op == "sum":
+        out = _edges.gather_sum(rows, graph=graph)
+    elif op == "mean":
+        out = _edges.gather_mean(rows, graph=graph)
+    elif op in ("max", "min"):
+        out = _edges.gather_extremum(rows, graph=graph, op=op)
+        out = _edges.fill_empty(graph, out, empty)
+    elif op in ("var", "std"):
+        out = _edges.gather_var(rows, graph=graph)
+        out = _messages.root(out) if op == "std" else out
+    else:
+        return None
+    out = reshape(out, (graph.n_dst, *x.shape[1:]))
+    return out if op in ("max", "min") else _filled(graph, out, empty)
+
+
+def _filled(graph, out, empty):
+    return out if empty == 0 else _edges.fill_empty(graph, out, empty)
+
+
+def _check_nodes(name, x, graph, n, kind):
+    data = raw(x)
+    if not _device.is_array(data) or not is_inexact(data.dtype):
+        raise TypeError(f"{name} must be an array of a floating dtype, got {_kind(data)}")
+    if x.ndim < 1 or x.shape[0] != n:
+        raise ValueError(f"{name} must have a row for each of {n} {kind}, got {tuple(x.shape)}")
+    _check_place(name, data, graph)
+
+
+def _check_edges(name, values, graph):
+    data = raw(values)
+    if not _device.is_array(data) or not is_inexact(data.dtype):
+        raise TypeError(f"{name} must be an array of a floating dtype, got {_kind(data)}")
+    if values.ndim < 1 or values.shape[0] != graph.n_edges:
+        raise ValueError(
+            f"{name} must have an entry for each of {graph.n_edges} edges, got "
+            f"{tuple(values.shape)}"
+        )
+    _check_place(name, data, graph)
+
+
+def _kind(x):
+    return getattr(x, "dtype", type(x).__name__)
+
+
+def _check_place(name, x, graph):
+    place = _device.device_of(x)
     if place != graph.device:
-        raise ValueError(f"x must be on {graph.device}, where the graph is, got {place}")
-    rows = reshape(x, (x.shape[0], math.prod(x.shape[1:])))
-    return reshape(_gather_sum(rows, graph=graph), (graph.n_dst, *x.shape[1:]))
+        raise ValueError(f"{name} must be on {graph.device}, where the graph is, got {place}")
 
 
-@differentiable
-def _gather_sum(x, /, *, graph):
-    from rtxarr.kernels.segment import segment_reduce
+def _check_weight(graph, x, weight):
+    _check_edges("weight", weight, graph)
+    if tuple(weight.shape[1:]) != tuple(x.shape[1 : weight.ndim]):
+        raise ValueError(
+            f"weight must have the first axes of a row of x, of shape {tuple(x.shape[1:])}, after "
+            f"that of the edges, got {tuple(weight.shape)}"
+        )
 
-    return segment_reduce("sum", x, graph.indptr, indices=graph.wide_indices)
+
+# ------------------------------------------------------------------------------- values of edges
 
 
-_gather_sum.defvjps(x=lambda g, graph: _gather_sum(g, graph=graph.T))
+def sddmm(graph: Any, u: Any, v: Any, op: str = "dot") -> Any:
+    """Give each edge a function of its source's row and its destination's.
+
+    Parameters
+    ----------
+    graph : Graph
+    u : array or Tensor, shape (n_src, ...)
+        Of the sources.
+    v : array or Tensor of the dtype of ``u``, shape (n_dst, ...)
+        Of the destinations, with rows of the same shape.
+    op : {"dot", "add", "sub", "mul", "div"}, default "dot"
+        "dot" is the inner product along the last axis; the others go element by element, as in
+        ``u - v``.
+
+    Returns
+    -------
+    array or Tensor, shape (n_edges, ...)
+        In the order of the edges' numbers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> graph = geom.Graph.from_edges(np.array([0, 1]), np.array([1, 1]), n_nodes=2)
+    >>> geom.sddmm(graph, np.array([[1.0, 2.0], [3.0, 4.0]]), np.ones((2, 2)))
+    array([3., 7.])
+    """
+    if op not in ("dot", "add", "sub", "mul", "div"):
+        raise ValueError(f"op must be one of dot, add, sub, mul, div, got {op!r}")
+    _check_nodes("u", u, graph, graph.n_src, "sources")
+    _check_nodes("v", v, graph, graph.n_dst, "destinations")
+    if u.shape[1:] != v.shape[1:]:
+        raise ValueError(
+            f"u and v must have rows of one shape, got {tuple(u.shape[1:])} and "
+            f"{tuple(v.shape[1:])}"
+        )
+    if op != "dot":
+        a, b = _edges.spread(u, graph=graph.T), _edges.spread(v, graph=graph)
+        return {"add": _add, "sub": _sub, "mul": _mul, "div": _div}[op](a, b)
+    if u.ndim < 2:
+        raise ValueError(f"'dot' needs rows, got u of shape {tuple(u.shape)}")
+    dtype = result_type(raw(u).dtype, raw(v).dtype)
+    heads, n_heads = u.shape[1:-1], math.prod(u.shape[1:-1])
+    u, v = (
+        reshape(astype(a, dtype, copy=False), (a.shape[0], n_heads, a.shape[-1])) for a in (u, v)
+    )
+    return reshape(_edges.edge_dot(u, v, graph=graph), (graph.n_edges, *heads))
+
+
+def _add(a, b):
+    return a + b
+
+
+def _sub(a, b):
+    return a - b
+
+
+def _mul(a, b):
+    return a * b
+
+
+def _div(a, b):
+    return a / b
+
+
+def edge_softmax(graph: Any, logits: Any) -> Any:
+    """Give the softmax over the edges that end at each destination.
+
+    Parameters
+    ----------
+    graph : Graph
+    logits : array or Tensor of a real floating dtype, shape (n_edges, ...)
+        In the order of the edges' numbers.
+
+    Returns
+    -------
+    array or Tensor, shape of ``logits``
+        A destination all of whose edges have ``-inf`` gives zeros, with a gradient of zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> graph = geom.Graph.from_edges(np.array([0, 1, 0]), np.array([1, 1, 0]), n_nodes=2)
+    >>> geom.edge_softmax(graph, np.array([2.0, 2.0, -np.inf]))
+    array([0.5, 0.5, 0. ])
+    """
+    _check_edges("logits", logits, graph)
+    rows = reshape(logits, (graph.n_edges, math.prod(logits.shape[1:])))
+    return reshape(_edges.softmax_over_edges(rows, graph=graph), logits.shape)
+
+
+def attend(
+    graph: Any, values: Any, logits: Any, *, dropout_rate: float = 0.0, generator: Any = None
+) -> Any:
+    """Average, for each destination, the values of its sources with weights from logits of edges.
+
+    Parameters
+    ----------
+    graph : Graph
+    values : array or Tensor of a real floating dtype, shape (n_src, n_heads, n_features)
+    logits : array or Tensor, shape (n_edges, n_heads)
+        In the order of the edges' numbers; the weights are their softmax over the edges of a
+        destination.
+    dropout_rate : float in [0, 1), default 0
+        Share of the weights to drop; the others are scaled up.
+    generator : Generator, default :func:`rtxarr.random.default_generator`
+
+    Returns
+    -------
+    array or Tensor, shape (n_dst, n_heads, n_features)
+        Zero for a destination without edges, or with logits of ``-inf`` alone.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> graph = geom.Graph.from_edges(np.array([0, 1]), np.array([1, 1]), n_nodes=2)
+    >>> values = np.array([[[1.0, 2.0]], [[3.0, 4.0]]])
+    >>> geom.attend(graph, values, np.zeros((2, 1)))[1]
+    array([[2., 3.]])
+    """
+    weight = edge_softmax(graph, logits)
+    if dropout_rate:
+        weight = dropout(weight, dropout_rate, generator=generator)
+    return aggregate(graph, values, weight=weight)
+
+
+def additive_logits(graph: Any, src: Any, dst: Any, edge: Any = None, *, slope: float) -> Any:
+    """Give ``leaky_relu(src of the source + dst of the destination + edge)``; see GAT's eq. 3."""
+    logits = sddmm(graph, src, dst, "add")
+    return leaky_relu(logits if edge is None else logits + edge, negative_slope=slope)
+
+
+def mlp_logits(
+    graph: Any, src: Any, dst: Any, vector: Any, edge: Any = None, *, slope: float
+) -> Any:
+    """Give ``vector @ leaky_relu(src of the source + dst of the destination + edge)``.
+
+    See GATv2's eq. 7. ``src`` and ``dst`` have shape (n, n_heads, n_features), ``edge`` the same or
+    None, ``vector`` (n_heads, n_features); the result (n_edges, n_heads).
+    """
+
+    # One pass: reads the source's row, keeps the destination's, writes a number a head.
+    def message(src, dst, edge):
+        total = src + dst if edge is None else src + dst + edge
+        return sum(leaky_relu(total, negative_slope=slope) * vector, axis=-1)
+
+    stored = _messages.map_reduce(graph, message, lambda rows, indptr: rows, src, dst, edge)
+    return _edges.numbered(stored, graph=graph)
+
+
+# --------------------------------------------------------------------------------------- degrees
+
+
+def degree_scalers(
+    graph: Any, scalers: Any, *, mean_degree: float = 1.0, mean_log_degree: float = 1.0
+) -> Any:
+    """Give factors that depend on the number of a destination's edges.
+
+    Parameters
+    ----------
+    graph : Graph
+    scalers : sequence of str
+        "identity", 1; "amplification", ``log(d + 1) / mean_log_degree``; "attenuation", its
+        inverse; "linear", ``d / mean_degree``; "inverse_linear", its inverse. The inverses take a
+        ``d`` of 0 as 1.
+    mean_degree, mean_log_degree : float > 0, default 1
+        The means of ``d`` and ``log(d + 1)`` over the nodes that a model is trained on.
+
+    Returns
+    -------
+    array of float64, shape (n_dst, n_scalers)
+
+    References
+    ----------
+    Corso et al., "Principal Neighbourhood Aggregation for Graph Nets", 2020, arXiv:2004.05718,
+    eq. 5.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> graph = geom.Graph.from_edges(np.array([0, 1]), np.array([0, 0]), n_nodes=2)
+    >>> geom.degree_scalers(graph, ["identity", "linear"], mean_degree=0.5)
+    array([[1., 4.],
+           [1., 0.]])
+    """
+    xp = _device.namespace(graph.indptr)
+    degree = xp.astype(graph.in_degrees, xp.float64)
+    known = {
+        "identity": lambda: xp.ones_like(degree),
+        "amplification": lambda: log(degree + 1) / mean_log_degree,
+        "attenuation": lambda: mean_log_degree / log(xp.where(degree == 0, 1, degree) + 1),
+        "linear": lambda: degree / mean_degree,
+        "inverse_linear": lambda: mean_degree / xp.where(degree == 0, 1, degree),
+    }
+    for name in scalers:
+        if name not in known:
+            raise ValueError(f"scalers must be among {', '.join(known)}, got {name!r}")
+    return stack([known[name]() for name in scalers], axis=1)

@@ -13,7 +13,7 @@ The rules, once for all of ``rtxarr.geom``:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -105,6 +105,7 @@ class Graph:
         self.indptr, self.indices = indptr, indices
         self.n_src, self.n_dst = n_src, indptr.shape[0] - 1
         self._edge_ids = edge_ids
+        self._kept: dict = {}
         self.edges = _attributes("edges", edges, self.n_edges)
         if nodes and not self.is_square:
             raise ValueError(
@@ -269,6 +270,12 @@ class Graph:
             )
         return values if self._edge_ids is None else take(values, self._edge_ids, axis=0)
 
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Give what ``make`` gives, made once for this graph and those of :meth:`replace`."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
     @cached_property
     def in_degrees(self) -> Any:
         """Edges that end at each destination; int64, shape (n_dst,)."""
@@ -316,6 +323,7 @@ class Graph:
         for name in ("edge_ids", "_rows", "src", "dst", "in_degrees", "out_degrees"):
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
+        other._kept = self._kept
         return other
 
     def to_device(self, device: Any) -> Graph:

@@ -4,6 +4,7 @@ import numpy as np
 
 import rtxarr as rx
 from rtxarr import geom
+from rtxarr.geom import _edges
 
 rng = np.random.default_rng(11)
 # Two edges between the same nodes, one from a node to itself, nodes without edges.
@@ -11,6 +12,10 @@ GRAPH = geom.Graph.from_edges(
     np.array([0, 2, 2, 1, 1, 0]), np.array([1, 1, 0, 0, 0, 0]), n_src=4, n_dst=3
 )
 X = rng.standard_normal((4, 2))
+Y = rng.standard_normal((3, 2))
+EDGES = rng.standard_normal((6, 2))
+HEADS = rng.standard_normal((4, 2, 3))
+KEYS = np.array([[0.0], [1], [2], [3]]), np.array([[2.0], [0], [1]])
 
 
 def on(x):
@@ -18,6 +23,30 @@ def on(x):
     return GRAPH.to_device(rx.device_of(rx.Tensor(x).data))
 
 
+def matched(values):
+    graph = on(values)
+    src, dst = (rx.asarray(key, device=graph.device) for key in KEYS)
+    return _edges.matched_sum(values, src, dst, graph=graph)
+
+
 CASES = {
-    "_gather_sum": [(lambda x: on(x) @ x, (X,))],
+    "gather_sum": [(lambda x: on(x) @ x, (X,))],
+    "gather_mean": [(lambda x: geom.aggregate(on(x), x, "mean"), (X,))],
+    "gather_extremum": [
+        (lambda x: geom.aggregate(on(x), x, "max", empty=2.0), (X,)),
+        (lambda x: geom.aggregate(on(x), x, "min"), (X,)),
+    ],
+    "gather_var": [(lambda x: geom.aggregate(on(x), x, "var"), (X,))],
+    "weighted_sum": [
+        (lambda w, x: geom.aggregate(on(x), x, weight=w), (EDGES, HEADS)),
+        (lambda w, x: geom.aggregate(on(x), x, "mean", weight=w), (EDGES, X)),
+        (lambda w, x: geom.aggregate(on(x), x, weight=w), (EDGES[:, 0], HEADS)),
+    ],
+    "edge_dot": [(lambda u, v: geom.sddmm(on(u), u, v), (X, Y))],
+    "spread": [(lambda u, v: geom.sddmm(on(u), u, v, "mul"), (X, Y))],
+    "collect": [(lambda x: _edges.collect(x, graph=on(x)), (EDGES,))],
+    "numbered": [(lambda x: _edges.numbered(x, graph=on(x)), (EDGES,))],
+    "softmax_over_edges": [(lambda x: geom.edge_softmax(on(x), x), (EDGES,))],
+    "matched_sum": [(matched, (X[:, :1],))],
+    "difference_sum": [(lambda s, a, b: _edges.difference_sum(s, a, b, graph=on(s)), (X, Y, -X))],
 }

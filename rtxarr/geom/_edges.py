@@ -1,0 +1,334 @@
+"""The differentiable operations between nodes and edges that all layers are made of.
+
+Each is linear in every argument that has a rule, and the rules are these operations again, on the
+graph or on the graph turned round: gradients of every order make no array of messages. Arrays of
+nodes are 2-D, or 3-D with heads; arrays of edges are in the order of the edges' numbers.
+
+Kernels that take whole passes at once belong into the functions with "one pass" in their comment.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rtxarr._device import is_device_array, namespace, runs_kernels
+from rtxarr.autograd import stop_gradient
+from rtxarr.autograd._op import differentiable, nondifferentiable
+from rtxarr.dtypes import accumulator
+from rtxarr.kernels import segment, spmm
+from rtxarr.ops import reshape, where
+from rtxarr.ops._half import rounded_once, widen
+from rtxarr.ops._reduce import attained
+
+# A row of a sparse product longer than this is summed in pieces on a GPU.
+_PIECE = 256
+
+# Elements of the messages that are in memory at a time, where there must be any.
+CHUNK = {"cpu": 2**20, "cuda": 2**26}
+
+
+def chunk_of(x: Any) -> int:
+    """Give how many elements of messages may be in memory at a time."""
+    return CHUNK["cuda" if is_device_array(x) else "cpu"]
+
+
+def row_chunks(graph: Any, n_edges: int) -> list[tuple[int, int, int, int]]:
+    """Cut the destinations into runs with up to ``n_edges`` edges, or one destination with more.
+
+    Gives ``(first row, last row + 1, first edge, last edge + 1)`` of each run.
+    """
+
+    def cut():
+        indptr = graph.indptr.get() if is_device_array(graph.indptr) else graph.indptr
+        runs, row = [], 0
+        while row < graph.n_dst or not runs:
+            start = indptr[row]
+            stop = int(np.searchsorted(indptr, start + n_edges, side="right")) - 1
+            stop = min(max(stop, row + 1), graph.n_dst)
+            runs.append((row, stop, int(start), int(indptr[stop])))
+            row = max(stop, row + 1)
+        return runs
+
+    return graph.once(("row_chunks", n_edges), cut)
+
+
+def _reduce(op: str, graph: Any, n_features: int, message: Callable, like: Any) -> Any:
+    """Reduce, for each destination, ``message(source, destination, place)`` of stored edges."""
+    parts = []
+    for first, last, start, stop in row_chunks(graph, max(1, chunk_of(like) // max(1, n_features))):
+        edges = slice(start, stop)
+        messages = message(graph.indices[edges], graph._rows[edges], edges)
+        parts.append(segment.segment_reduce(op, messages, graph.indptr[first : last + 1] - start))
+    return parts[0] if len(parts) == 1 else namespace(like).concat(parts, axis=0)
+
+
+# ------------------------------------------------------------------------- sums over the sources
+
+
+@differentiable(movement=True)
+def gather_sum(x, /, *, graph):
+    """Add up, for each destination, the rows of its sources."""
+    return segment.segment_reduce("sum", x, graph.indptr, indices=graph.indices)
+
+
+gather_sum.defvjps(x=lambda g, graph: gather_sum(g, graph=graph.T))
+
+
+def counts(graph: Any, dtype: Any) -> Any:
+    """Give the edges of each destination as floats, at least 1; shape (n_dst, 1)."""
+
+    def count():
+        xp = namespace(graph.indptr)
+        return xp.astype(xp.where(graph.in_degrees == 0, 1, graph.in_degrees), dtype)[:, None]
+
+    return graph.once(("counts", str(np.dtype(dtype))), count)
+
+
+@differentiable(movement=True)
+def gather_mean(x, /, *, graph):
+    """Average, for each destination, the rows of its sources."""
+    return segment.segment_reduce("mean", x, graph.indptr, indices=graph.indices)
+
+
+# In float32 for half types, whose shares of a hub's gradient would vanish.
+gather_mean.defvjps(
+    x=lambda g, graph: gather_sum(widen(g) / counts(graph, accumulator(g.dtype)), graph=graph.T)
+)
+
+
+@differentiable
+@rounded_once
+def weighted_sum(weight, x, /, *, graph):
+    """Add up the rows of sources times the weights of edges and heads.
+
+    ``weight`` has shape (n_edges, n_heads), ``x`` (n_src, n_heads, n_features); so does the result.
+    """
+    # One pass: reads x through the graph's indices, head by head.
+    xp = namespace(weight, x)
+    n_heads, n_features = x.shape[1:]
+    weight = graph.stored(weight)
+    if n_heads > n_features:
+
+        def message(src, dst, edges):
+            scaled = weight[edges, :, None] * xp.take(x, src, axis=0)
+            return xp.reshape(scaled, (src.shape[0], n_heads * n_features))
+
+        out = _reduce("sum", graph, n_heads * n_features, message, x)
+        return xp.reshape(out, (graph.n_dst, n_heads, n_features))
+    indptr, rows = _pieces(graph)
+    parts = [
+        spmm.spmm(
+            xp.ascontiguousarray(weight[:, head]), x[:, head], indptr, graph.indices, rows=rows
+        )
+        for head in range(n_heads)
+    ]
+    return parts[0][:, None] if n_heads == 1 else xp.stack(parts, axis=1)
+
+
+def _pieces(graph):
+    """Cut long rows for the sparse product: pointers of pieces, and of rows into the pieces."""
+    if not runs_kernels(graph.indptr):
+        return graph.indptr, None
+
+    def cut():
+        xp = namespace(graph.indptr)
+        n_pieces = xp.where(graph.in_degrees == 0, 1, (graph.in_degrees + _PIECE - 1) // _PIECE)
+        rows = xp.concat([xp.zeros(1, dtype=xp.int64), xp.cumulative_sum(n_pieces)])
+        total = int(rows[-1])
+        if total == graph.n_dst:
+            return graph.indptr, None
+        piece = xp.arange(total, dtype=xp.int64)
+        row = xp.searchsorted(rows, piece, side="right") - 1
+        starts = xp.take(graph.indptr, row) + (piece - xp.take(rows, row)) * _PIECE
+        return xp.concat([starts, graph.indptr[-1:]]), rows
+
+    return graph.once("pieces", cut)
+
+
+@differentiable
+@rounded_once
+def edge_dot(u, v, /, *, graph):
+    """Give, for each edge and head, the inner product of its two nodes' rows.
+
+    ``u`` has shape (n_src, n_heads, n_features), ``v`` (n_dst, n_heads, n_features); the result
+    (n_edges, n_heads).
+    """
+    # One pass: reads both rows, writes one number.
+    xp = namespace(u, v)
+    size = max(1, chunk_of(u) // max(1, u.shape[1] * u.shape[2]))
+    out = xp.empty((graph.n_edges, u.shape[1]), dtype=u.dtype)
+    for start in range(0, graph.n_edges, size):
+        edges = slice(start, start + size)
+        rows = xp.take(u, graph.src[edges], axis=0) * xp.take(v, graph.dst[edges], axis=0)
+        out[edges] = xp.sum(rows, axis=-1)
+    return out
+
+
+weighted_sum.defvjps(
+    weight=lambda g, x, graph: edge_dot(x, g, graph=graph),
+    x=lambda g, weight, graph: weighted_sum(weight, g, graph=graph.T),
+)
+edge_dot.defvjps(
+    u=lambda g, v, graph: weighted_sum(g, v, graph=graph.T),
+    v=lambda g, u, graph: weighted_sum(g, u, graph=graph),
+)
+
+
+# ------------------------------------------------------------------------------ nodes and edges
+
+
+@differentiable(movement=True)
+def spread(x, /, *, graph):
+    """Give each edge the row of its destination."""
+    return namespace(x).take(x, graph.dst, axis=0)
+
+
+@differentiable(movement=True)
+def collect(values, /, *, graph):
+    """Add up, for each destination, the rows of its edges."""
+    xp = namespace(values)
+    rows = xp.reshape(values, (values.shape[0], math.prod(values.shape[1:])))
+    order = None if graph.is_ordered else graph.edge_ids
+    out = segment.segment_reduce("sum", rows, graph.indptr, indices=order)
+    return xp.reshape(out, (graph.n_dst, *values.shape[1:]))
+
+
+spread.defvjps(x=lambda g, graph: collect(g, graph=graph))
+collect.defvjps(values=lambda g, graph: spread(g, graph=graph))
+
+
+@differentiable(movement=True)
+def numbered(values, /, *, graph):
+    """Put values of stored edges into the order of the edges' numbers."""
+    return graph._by_number(values)
+
+
+numbered.defvjps(values=lambda g, graph: graph.stored(g))
+
+
+@differentiable
+@rounded_once
+def softmax_over_edges(logits, /, *, graph):
+    """Give the softmax over the edges of each destination; ``logits`` is 2-D."""
+    xp = namespace(logits)
+    logits = graph.stored(logits)
+    top = segment.segment_reduce("max", logits, graph.indptr)
+    # Where all are -inf, -inf - 0 gives zeros; 0 / 1 is 0.
+    top = xp.where(top == -xp.inf, 0, top)
+    shares = xp.exp(logits - xp.take(top, graph._rows, axis=0))
+    total = segment.segment_reduce("sum", shares, graph.indptr)
+    shares /= xp.take(xp.where(total == 0, 1, total), graph._rows, axis=0)
+    return graph._by_number(shares)
+
+
+def _softmax_rule(g, out, graph):
+    g = g * out
+    return g - out * spread(collect(g, graph=graph), graph=graph)
+
+
+softmax_over_edges.defvjps(logits=_softmax_rule)
+
+
+# ------------------------------------------------------------------------- maximum and minimum
+
+
+@differentiable
+def gather_extremum(x, /, *, graph, op):
+    """Give the largest or smallest element of each destination's sources, feature by feature."""
+    return segment.segment_reduce(op, x, graph.indptr, indices=graph.indices)
+
+
+@differentiable
+@rounded_once
+def matched_sum(values, key_src, key_dst, /, *, graph):
+    """Add up the elements of sources whose key is that of the destination."""
+    # One pass: reads values and key of the source.
+    xp = namespace(values, key_src, key_dst)
+
+    def message(src, dst, edges):
+        chosen = attained(
+            xp.take(key_src, src, axis=0), xp.take(key_dst, dst, axis=0), values.dtype
+        )
+        return xp.take(values, src, axis=0) * chosen
+
+    return _reduce("sum", graph, values.shape[1], message, values)
+
+
+matched_sum.defvjps(
+    values=lambda g, key_src, key_dst, graph: matched_sum(g, key_dst, key_src, graph=graph.T)
+)
+
+
+@nondifferentiable
+def _ties(key_src, key_dst, graph):
+    """Count the sources that reach the extremum, at least 1."""
+    xp = namespace(key_src, key_dst)
+
+    def message(src, dst, edges):
+        return attained(xp.take(key_src, src, axis=0), xp.take(key_dst, dst, axis=0), xp.int64)
+
+    count = _reduce("sum", graph, key_src.shape[1], message, key_src)
+    return xp.astype(xp.where(count == 0, 1, count), accumulator(key_dst.dtype))
+
+
+def _extremum_rule(g, x, out, graph):
+    x, out = stop_gradient(x), stop_gradient(out)
+    return matched_sum(widen(g) / _ties(x, out, graph), widen(out), widen(x), graph=graph.T)
+
+
+gather_extremum.defvjps(x=_extremum_rule)
+
+
+# ------------------------------------------------------------------------------------- variance
+
+
+@differentiable
+@rounded_once
+def gather_var(x, /, *, graph):
+    """Give the variance over each destination's sources: mean squared deviation from the mean."""
+    # One pass with Welford's update.
+    xp = namespace(x)
+    mean = segment.segment_reduce("mean", x, graph.indptr, indices=graph.indices)
+
+    def message(src, dst, edges):
+        deviation = xp.take(x, src, axis=0) - xp.take(mean, dst, axis=0)
+        return deviation * deviation
+
+    return _reduce("mean", graph, x.shape[1], message, x)
+
+
+@differentiable
+@rounded_once
+def difference_sum(scale, own, other, /, *, graph):
+    """Add up ``scale * (own - other)``, with ``own`` of destinations and the rest of sources."""
+    xp = namespace(scale, own, other)
+
+    def message(src, dst, edges):
+        apart = xp.take(own, dst, axis=0) - xp.take(other, src, axis=0)
+        return xp.take(scale, src, axis=0) * apart
+
+    return _reduce("sum", graph, own.shape[1], message, own)
+
+
+difference_sum.defvjps(
+    scale=lambda g, own, other, graph: -difference_sum(g, other, own, graph=graph.T),
+    own=lambda g, scale, graph: g * gather_sum(scale, graph=graph),
+    other=lambda g, scale, graph: -scale * gather_sum(g, graph=graph.T),
+)
+
+
+def _var_rule(g, x, graph):
+    x = widen(x)
+    scale = 2 * widen(g) / counts(graph, x.dtype)
+    return difference_sum(scale, x, gather_mean(x, graph=graph), graph=graph.T)
+
+
+gather_var.defvjps(x=_var_rule)
+
+
+def fill_empty(graph: Any, out: Any, empty: float) -> Any:
+    """Put ``empty`` into the rows of destinations without edges."""
+    alone = reshape(graph.in_degrees == 0, (graph.n_dst,) + (1,) * (out.ndim - 1))
+    return where(alone, namespace(graph.indptr).asarray(empty, dtype=out.dtype), out)
