@@ -7,9 +7,9 @@ from rtxarr import _device
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import is_inexact, result_type
 from rtxarr.geom import _edges, _messages
-from rtxarr.ops import astype, dropout, leaky_relu, log, reshape, stack, sum
+from rtxarr.ops import astype, log, reshape, stack
 
-__all__ = ["aggregate", "attend", "degree_scalers", "edge_softmax", "sddmm"]
+__all__ = ["aggregate", "degree_scalers", "edge_softmax", "sddmm"]
 
 
 def aggregate(
@@ -256,66 +256,6 @@ def edge_softmax(graph: Any, logits: Any) -> Any:
     _check_edges("logits", logits, graph)
     rows = reshape(logits, (graph.n_edges, math.prod(logits.shape[1:])))
     return reshape(_edges.softmax_over_edges(rows, graph=graph), logits.shape)
-
-
-def attend(
-    graph: Any, values: Any, logits: Any, *, dropout_rate: float = 0.0, generator: Any = None
-) -> Any:
-    """Average, for each destination, the values of its sources with weights from logits of edges.
-
-    Parameters
-    ----------
-    graph : Graph
-    values : array or Tensor of a real floating dtype, shape (n_src, n_heads, n_features)
-    logits : array or Tensor, shape (n_edges, n_heads)
-        In the order of the edges' numbers; the weights are their softmax over the edges of a
-        destination.
-    dropout_rate : float in [0, 1), default 0
-        Share of the weights to drop; the others are scaled up.
-    generator : Generator, default :func:`rtxarr.random.default_generator`
-
-    Returns
-    -------
-    array or Tensor, shape (n_dst, n_heads, n_features)
-        Zero for a destination without edges, or with logits of ``-inf`` alone.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from rtxarr import geom
-    >>> graph = geom.Graph.from_edges(np.array([0, 1]), np.array([1, 1]), n_nodes=2)
-    >>> values = np.array([[[1.0, 2.0]], [[3.0, 4.0]]])
-    >>> geom.attend(graph, values, np.zeros((2, 1)))[1]
-    array([[2., 3.]])
-    """
-    weight = edge_softmax(graph, logits)
-    if dropout_rate:
-        weight = dropout(weight, dropout_rate, generator=generator)
-    return aggregate(graph, values, weight=weight)
-
-
-def additive_logits(graph: Any, src: Any, dst: Any, edge: Any = None, *, slope: float) -> Any:
-    """Give ``leaky_relu(src of the source + dst of the destination + edge)``; see GAT's eq. 3."""
-    logits = sddmm(graph, src, dst, "add")
-    return leaky_relu(logits if edge is None else logits + edge, negative_slope=slope)
-
-
-def mlp_logits(
-    graph: Any, src: Any, dst: Any, vector: Any, edge: Any = None, *, slope: float
-) -> Any:
-    """Give ``vector @ leaky_relu(src of the source + dst of the destination + edge)``.
-
-    See GATv2's eq. 7. ``src`` and ``dst`` have shape (n, n_heads, n_features), ``edge`` the same or
-    None, ``vector`` (n_heads, n_features); the result (n_edges, n_heads).
-    """
-
-    # One pass: reads the source's row, keeps the destination's, writes a number a head.
-    def message(src, dst, edge):
-        total = src + dst if edge is None else src + dst + edge
-        return sum(leaky_relu(total, negative_slope=slope) * vector, axis=-1)
-
-    stored = _messages.map_reduce(graph, message, lambda rows, indptr: rows, src, dst, edge)
-    return _edges.numbered(stored, graph=graph)
 
 
 # --------------------------------------------------------------------------------------- degrees

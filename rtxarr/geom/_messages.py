@@ -37,14 +37,22 @@ def check_op(op: Any) -> None:
 
 
 def map_reduce(
-    graph: Any, message: Callable, reduce: Callable, src: Any, dst: Any, edge: Any
+    graph: Any,
+    message: Callable,
+    reduce: Callable,
+    src: Any,
+    dst: Any,
+    edge: Any,
+    *,
+    width: int = 1,
 ) -> Any:
     """Give ``reduce(message(rows of src, of dst, of edge), indptr)``, in runs of destinations.
 
     ``src``, ``dst`` and ``edge`` are arrays, nested tuples, lists and dicts of them, or None, with
-    the edges in the order of their numbers. ``indptr`` points into the messages of a run.
+    the edges in the order of their numbers. ``indptr`` points into the messages of a run. ``width``
+    is how many elements the function makes for an edge, if more than it gets.
     """
-    width = _width(src, dst, edge)
+    width = max(width, _width(src, dst, edge))
     size = max(1, _edges.chunk_of(graph.indptr) // max(1, width))
     runs = _edges.row_chunks(graph, size)
     if len(runs) == 1:
