@@ -23,9 +23,9 @@ SHAPES = ((8192, 4096, 14336), (8192, 1024, 4096), (4096, 4096, 4096), (64, 4096
 # Other tiles to try, for all but small results.
 TILES = {
     "linear": ((128, 256, 64), (128, 128, 64), (128, 128, 128), (256, 128, 64)),
-    "gated_linear": ((128, 128, 64), (128, 128, 32), (128, 64, 64), (256, 64, 64)),
+    "gated_linear": ((128, 128, 64), (128, 128, 32), (256, 64, 64)),
     "norm_linear": ((128, 256, 64), (128, 128, 64), (128, 256, 32), (128, 128, 128)),
-    "fp8_rows": ((128, 128, 128), (128, 256, 128), (128, 128, 64)),
+    "fp8_rows": ((128, 128, 128), (128, 256, 128)),
     "fast fp8_rows": ((128, 256, 128), (128, 128, 128), (256, 128, 128)),
 }
 
@@ -131,15 +131,18 @@ def theirs(m, k, n):
     return found
 
 
-def with_tiles(function, kernel, choice):
-    """Let a function use one choice of tiles."""
+def with_tiles(function, kernel, choice, n_processors=None):
+    """Let a function use one choice of tiles; with many processors each tile is a block."""
 
     def call():
-        before, tile._TILES[kernel] = tile._TILES[kernel], (choice,)
+        before = tile._TILES[kernel], tile._processors
+        tile._TILES[kernel] = (choice,)
+        if n_processors is not None:
+            tile._processors = lambda device_id: n_processors
         try:
             return function()
         finally:
-            tile._TILES[kernel] = before
+            tile._TILES[kernel], tile._processors = before
 
     return call
 
@@ -197,7 +200,10 @@ def main():
             functions = sides | peers.get(what, {})
             if options.tiles:
                 call, kernel = sides["rtxarr.libs.tile"], kernel_of(what)
-                functions = {str(x): with_tiles(call, kernel, x) for x in TILES[kernel]}
+                functions = {}
+                for choice in TILES[kernel]:
+                    functions[str(choice)] = with_tiles(call, kernel, choice)
+                    functions[f"{choice}, each a block"] = with_tiles(call, kernel, choice, 2**31)
             flops, n_bytes = work_of(what, *shape)
             case = {"case": what, "shape": shape, "unit": "TFLOP/s"}
             times = device_times(functions, options.rounds)
@@ -205,7 +211,7 @@ def main():
                 low, middle, high = statistics.quantiles([flops / t / 1e12 for t in values], n=4)
                 case[name] = {"median": middle, "quartiles": [low, high]}
                 print(
-                    f"{what:20} {str(shape):20} {name:18} {middle:7.0f} TFLOP/s "
+                    f"{what:20} {str(shape):20} {name:30} {middle:7.0f} TFLOP/s "
                     f"({low:.0f} - {high:.0f})  {n_bytes * middle * 1e3 / flops:6.0f} GB/s"
                 )
             report["cases"].append(case)

@@ -31,12 +31,12 @@ from rtxarr.libs._status import Provider
 __all__ = ["gated_linear", "linear", "matmul_fp8_rows", "norm_linear", "status"]
 
 _MAX_ELEMENTS = 2**31  # kernels count elements in 32 bits
-_BUSY = 128  # blocks that keep a GPU busy
 _INSTALL = "pip install --upgrade 'cuda-tile[tileiras]'"
 _FP8 = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 _GELU_SCALE, _GELU_CUBIC = math.sqrt(2 / math.pi), 0.044715
-# Tiles of the result and of the summed axis, the preferred first. Two groups of four warps share
-# 128 rows; more columns than these would not fit into their registers.
+# Tiles of the result and of the summed axis: the first that gives all processors work is taken,
+# else the last. Two groups of four warps share 128 rows; more columns would not fit into their
+# registers.
 _TILES = {
     "linear": ((128, 256, 64), (128, 128, 64), (64, 64, 64)),
     "gated_linear": ((128, 128, 64), (64, 64, 64)),
@@ -184,15 +184,21 @@ class _Arguments:
     def start(self, name: str, shape: tuple[int, int], constants: tuple, tiles: str = "") -> None:
         """Start a kernel that computes a matrix of ``shape`` in tiles."""
         m, n = shape
-        choices = _TILES[tiles or name]
-        for tile in choices:
-            n_blocks = -(-m // tile[0]) * -(-n // tile[1])
-            if n_blocks >= _BUSY:
+        n_processors = _processors(self._device_id)  # each has room for one block
+        for tile in _TILES[tiles or name]:
+            n_tiles = -(-m // tile[0]) * -(-n // tile[1])
+            if n_tiles >= n_processors and m > tile[0] // 2:
                 break
+        n_blocks = n_tiles if name == "norm_linear" else min(n_tiles, n_processors)
         signature = Signature(
-            name, (*self.parameters, *constants, *tile), 8 if tile[0] == 128 else None
+            name, (*self.parameters, *constants, *tile), 8 if tile[0] >= 128 else None
         )
         _start(signature, n_blocks, self.values)
+
+
+@functools.cache
+def _processors(device_id: int) -> int:
+    return _device.core.Device(device_id).properties.multiprocessor_count
 
 
 def _check_halves(x: Any, weight: Any) -> None:

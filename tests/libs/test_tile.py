@@ -4,21 +4,18 @@ import importlib
 import importlib.util
 import itertools
 import re
-import struct
 import subprocess
 import sys
 import types
 import warnings
-from importlib.metadata import distributions
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr import _device, _kernel_cache, libs
-from rtxarr.kernels.tile import _build
-from rtxarr.kernels.tile._build import Matrix, Signature, Vector
+from rtxarr import _device, libs
+from rtxarr.kernels.tile._build import Matrix, Vector
 from rtxarr.libs import blas, tile
 
 HALVES = ["float16", "bfloat16"]
@@ -93,11 +90,15 @@ class Emulator(types.ModuleType):
 
     def __init__(self):
         super().__init__("cuda.tile")
-        self.block = 0
+        self.block, self.n_blocks = 0, 1
 
     def bid(self, axis):
         assert axis == 0
         return self.block
+
+    def num_blocks(self, axis):
+        assert axis == 0
+        return self.n_blocks
 
     @staticmethod
     def cdiv(a, b):
@@ -197,7 +198,7 @@ class Launcher:
                 args.append(x)
         assert next(values, None) is None
         for block in range(n_blocks):
-            self.kernels.ct.block = block
+            self.kernels.ct.block, self.kernels.ct.n_blocks = block, n_blocks
             with np.errstate(over="ignore"):
                 getattr(self.kernels, signature.name)(*args)
 
@@ -233,6 +234,7 @@ def emulated(bare, kernels, monkeypatch):
     monkeypatch.setattr(tile, "version", found.__getitem__)
     monkeypatch.setattr(tile, "_empty", empty)
     monkeypatch.setattr(tile, "load", lambda signature, device_id: signature)
+    monkeypatch.setattr(tile, "_processors", lambda device_id: 7)
     bare.launcher = Launcher(kernels)
     monkeypatch.setattr(tile, "launch", bare.launcher)
     return bare
@@ -367,12 +369,13 @@ def test_kernels_over_random_shapes(emulated):
 
 
 @pytest.mark.parametrize("case", [linear_case, gated_case, norm_case])
-def test_every_tile_of_a_large_result(emulated, case, monkeypatch):
-    # More rows of tiles than a group, with the largest tiles.
-    monkeypatch.setattr(tile, "_BUSY", 1)
+def test_every_tile_of_a_large_result(emulated, case):
+    # More rows of tiles than a group, and more tiles than processors.
     case(np.random.default_rng(1), emulated.array, "float16", (1200, 300, 40))
-    case(np.random.default_rng(1), emulated.array, "float16", (100, 700, 70))
-    assert all(s.warps == 8 for s, _ in emulated.launcher.started if s.name != "row_statistics")
+    case(np.random.default_rng(1), emulated.array, "float16", (100, 2000, 70))
+    started = [x for x in emulated.launcher.started if x[0].name != "row_statistics"]
+    assert all(s.warps == 8 for s, _ in started)
+    assert all(n_blocks == 7 or s.name == "norm_linear" for s, n_blocks in started)
 
 
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
@@ -383,6 +386,18 @@ def test_activations_far_from_zero(emulated, activation):
     want = ACTIVATIONS[activation](x.astype(np.float64))
     np.testing.assert_allclose(host(got), want, rtol=1e-3, atol=4e-6)
     assert len(emulated.launcher.started) == 1
+
+
+def constant_rows_case(array):
+    """Rows without variance: their mean over sqrt(eps) is beyond float16."""
+    x, weight = np.full((3, 40), 200, np.float16), np.ones((8, 40), np.float16)
+    got = tile.norm_linear(array(x), array(weight), norm="layer", eps=1e-6)
+    np.testing.assert_array_equal(host(got), np.zeros((3, 8)))
+
+
+def test_constant_rows(emulated):
+    constant_rows_case(emulated.array)
+    assert len(emulated.launcher.started) == 2
 
 
 def test_leading_axes(emulated):
@@ -396,14 +411,23 @@ def test_leading_axes(emulated):
     assert len(emulated.launcher.started) == 2
 
 
-def test_small_results_take_small_tiles(emulated):
-    x, weight = (emulated.array(np.ones((64, 8), np.float16)) for _ in range(2))
+@pytest.mark.parametrize(
+    ("m", "n", "tiles", "warps", "n_blocks"),
+    [
+        (64, 64, (64, 64, 64), None, 1),
+        (64, 4096, (64, 64, 64), None, 7),  # half of a larger tile would be empty
+        (65, 1793, (128, 256, 64), 8, 7),
+        (512, 256, (128, 128, 64), 8, 7),
+        (512, 257, (128, 256, 64), 8, 7),
+        (512, 128, (64, 64, 64), None, 7),
+        (896, 128, (128, 256, 64), 8, 7),
+    ],
+)
+def test_which_tiles_are_taken(emulated, m, n, tiles, warps, n_blocks):
+    x, weight = (emulated.array(np.ones((rows, 8), np.float16)) for rows in (m, n))
     tile.linear(x, weight)
-    wide = emulated.array(np.ones((2048, 8), np.float16))
-    tile.linear(wide, wide[:512])
-    (small, n_small), (large, n_large) = emulated.launcher.started
-    assert (small.parameters[-3:], small.warps, n_small) == ((64, 64, 64), None, 1)
-    assert (large.parameters[-3:], large.warps, n_large) == ((64, 64, 64), None, 256)
+    ((signature, started),) = emulated.launcher.started
+    assert (signature.parameters[-3:], signature.warps, started) == (tiles, warps, n_blocks)
 
 
 def refused(call):
@@ -593,150 +617,15 @@ def test_importing_loads_no_compiler():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# ---------------------------------------------------------------------------------- machine code
-
-
-def signatures():
-    """Give each kernel in the variants that differ most."""
-    half, other, floats = Matrix("bfloat16"), Matrix("float16", 0), Vector("float32")
-    loose = Matrix("bfloat16", 1, False)
-    bias, scale = Vector("bfloat16"), Vector("bfloat16", True)
-    e4m3 = Matrix("float8_e4m3fn")
-    activation = _build.ACTIVATIONS
-    for tiles in tile._TILES["linear"]:
-        warps = 8 if tiles[0] == 128 else None
-        yield Signature("linear", (half, half, bias, half, activation["gelu"], True, *tiles), warps)
-    for name in list(activation)[1:]:
-        parameters = half, half, half, bias, bias, half, activation[name], True
-        yield Signature("gated_linear", (*parameters, *tile._TILES["gated_linear"][0]), 8)
-    columns = Matrix("float16")
-    yield Signature("linear", (other, other, 0, columns, 0, False, 128, 128, 64), 8)
-    parameters = half, half, half, 0, 0, loose, activation["silu"], False
-    yield Signature("gated_linear", (*parameters, *tile._TILES["gated_linear"][1]))
-    for tiles in tile._TILES["norm_linear"]:
-        warps = 8 if tiles[0] == 128 else None
-        parameters = half, floats, floats, scale, scale, half, bias, half, True, True, True, True
-        yield Signature("norm_linear", (*parameters, *tiles), warps)
-    parameters = half, 0, floats, 0, 0, half, 0, half, False, False, False, False
-    yield Signature("norm_linear", (*parameters, *tile._TILES["norm_linear"][0]), 8)
-    for is_centred in (True, False):
-        mean = floats if is_centred else 0
-        parameters = half, mean, floats, "float32", is_centred, *tile._STATISTICS_TILE
-        yield Signature("row_statistics", parameters)
-    for fast in (True, False):
-        for tiles in tile._TILES["fast fp8_rows" if fast else "fp8_rows"]:
-            parameters = e4m3, e4m3, floats, floats, bias, half, True, True, True, fast
-            yield Signature("fp8_rows", (*parameters, *tiles), 8 if tiles[0] == 128 else None)
-
-
-class Elf:
-    """What a cubin says of its kernel."""
-
-    def __init__(self, code):
-        (table,) = struct.unpack_from("<Q", code, 0x28)
-        size, count, names = struct.unpack_from("<HHH", code, 0x3A)
-        headers = [struct.unpack_from("<IIQQQQ", code, table + i * size) for i in range(count)]
-        start = headers[names][4]
-        self.sections = {}
-        for name, _, _, _, offset, length in headers:
-            end = code.index(b"\0", start + name)
-            self.sections[code[start + name : end].decode()] = code[offset : offset + length]
-
-    def attributes(self, section):
-        data, place = self.sections[section], 0
-        while place < len(data):
-            form, kind, size = struct.unpack_from("<BBH", data, place)
-            place += 4
-            if form == 4:
-                yield kind, data[place : place + size]
-                place += size
-
-    def parameters(self, name):
-        """Give the offset and size of each parameter."""
-        found = {}
-        for kind, data in self.attributes(f".nv.info.{name}"):
-            if kind == 0x45:  # EIATTR_KPARAM_INFO_V2
-                _, ordinal, offset, size = struct.unpack_from("<IHHH", data)
-                found[ordinal] = offset, size
-        return [found[i] for i in range(len(found))]
-
-    def stack_bytes(self):
-        return [
-            struct.unpack("<II", data)[1]
-            for kind, data in self.attributes(".nv.info")
-            if kind == 0x11  # EIATTR_FRAME_SIZE
-        ]
-
-
-HAS_COMPILER = {"cuda-tile", "nvidia-cuda-tileiras"} <= {x.name for x in distributions()}
-needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="needs cuda-tile[tileiras]")
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    "signature", list(signatures()), ids=lambda s: f"{s.name}-{s.parameters[-3:]}"
-)
-def test_machine_code(signature, tmp_path, monkeypatch):
-    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
-    name, code = _build.cubin(signature, "sm_90")
-    elf = Elf(code)
-    assert name == signature.name
-    assert f".text.{name}" in elf.sections
-    sizes = []
-    for x in signature.parameters:
-        if isinstance(x, (Matrix, Vector)):
-            sizes += [8] + [4] * (4 if isinstance(x, Matrix) else 2)
-        elif isinstance(x, str):
-            sizes.append(4)
-    found = elf.parameters(name)
-    assert [size for _, size in found] == sizes
-    for (offset, size), (following, _) in itertools.pairwise(found):
-        assert offset % size == 0
-        assert offset + size <= following < offset + size + 8
-    assert not any(elf.stack_bytes()), "registers are spilled"
-    # From disk, without the compiler.
-    monkeypatch.setattr(_build, "_export", None)
-    assert _build.cubin(signature, "sm_90") == (name, code)
-
-
-def test_cache_keys_tell_programs_apart(monkeypatch):
-    monkeypatch.setattr(_build, "version", lambda name: "1.7.0")
-    found = [_build.cache_key(s, "sm_90") for s in signatures()]
-    assert len(set(found)) == len(found)
-    first = next(signatures())
-    assert _build.cache_key(first, "sm_90") == found[0]
-    assert _build.cache_key(first._replace(warps=4), "sm_90") != found[0]
-    assert _build.cache_key(first, "sm_100") != found[0]
-    monkeypatch.setattr(_build, "version", lambda name: "1.8.0")
-    assert _build.cache_key(first, "sm_90") != found[0]
-    monkeypatch.setattr(_build, "version", lambda name: "1.7.0")
-    monkeypatch.setattr(_build, "_sources", lambda: b"other")
-    assert _build.cache_key(first, "sm_90") != found[0]
-
-
-def test_machine_code_comes_from_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(_build, "version", lambda name: "1.7.0")
-    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
-    signature = next(signatures())
-    compiled = []
-    monkeypatch.setattr(_build, "_export", lambda *args: compiled.append(args) or b"\x7fELF")
-    for _ in range(2):
-        assert _build.cubin(signature, "sm_90") == ("linear", b"\x7fELF")
-    assert compiled == [(signature, "sm_90")]
-    key = _build.cache_key(signature, "sm_90")
-    (tmp_path / key).write_bytes(b"damaged")
-    assert _build.cubin(signature, "sm_90") == ("linear", b"\x7fELF")
-    assert len(compiled) == 2
-    assert _kernel_cache.load(key) == ("linear", b"\x7fELF")
-
-
 # ---------------------------------------------------------------------------------------- on a GPU
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """Move arrays to the GPU; results begin as NaN, and nothing may be computed in steps."""
-    pytest.importorskip("cuda.tile")
+    found, reason = tile._look()
+    if not found:
+        pytest.skip(reason)
     cupy = _device.cupy
     forget(monkeypatch)
 
@@ -782,7 +671,8 @@ def test_activations_on_a_gpu(gpu, activation):
 
 
 @pytest.mark.gpu
-def test_not_a_number_passes_on_a_gpu(gpu):
+def test_rows_that_are_not_ordinary_on_a_gpu(gpu):
+    constant_rows_case(gpu)
     x = np.ones((4, 8), np.float16)
     x[1, 2] = np.nan
     eye = gpu(np.eye(8, dtype=np.float16))

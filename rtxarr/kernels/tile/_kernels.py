@@ -1,9 +1,9 @@
 """Products of matrices with their surroundings in one pass, as cuTile programs.
 
-Each block computes one tile of the result, of ``tm`` rows and ``tn`` columns, and takes ``tk``
-columns of the operands at a time. Tiles that reach past an array are filled up with zeros when
-they are read and cut when they are written, so all shapes are right. Sums are in float32, in a
-fixed order. What is named in lower case without being an array is a constant of the program.
+Each block computes tiles of the result, of ``tm`` rows and ``tn`` columns, one after another, and
+takes ``tk`` columns of the operands at a time. Tiles that reach past an array are filled up with
+zeros when they are read and cut when they are written, so all shapes are right. Sums are in
+float32, in a fixed order. Arguments that are not arrays are constants of the program.
 """
 
 from rtxarr._device import tile as ct
@@ -12,13 +12,17 @@ from rtxarr.kernels.tile._build import GELU, GELU_TANH, RELU, SIGMOID, SILU
 ZERO = ct.PaddingMode.ZERO
 APPROX = ct.RoundingMode.APPROX  # of a quotient: within two units in the last place
 F32 = ct.float32
-GROUP = 8  # tiles of rows whose blocks run together, so that they find operands in the cache
+GROUP = 8  # rows of tiles that are computed together, so that operands are found in the cache
 
 
-def _place(out, tm, tn):
-    """Give the tile of the result that this block computes."""
+def _count(out, tm, tn):
+    return ct.cdiv(out.shape[0], tm) * ct.cdiv(out.shape[1], tn)
+
+
+def _place(index, out, tm, tn):
+    """Give the row and column of a tile of the result, in the order in which they are computed."""
     m_tiles, n_tiles = ct.cdiv(out.shape[0], tm), ct.cdiv(out.shape[1], tn)
-    group, rest = ct.bid(0) // (GROUP * n_tiles), ct.bid(0) % (GROUP * n_tiles)
+    group, rest = index // (GROUP * n_tiles), index % (GROUP * n_tiles)
     rows = min(m_tiles - group * GROUP, GROUP)
     return group * GROUP + rest % rows, rest // rows
 
@@ -31,6 +35,11 @@ def _columns(vector, j, tn):
 def _rows(vector, i, tm):
     """Read what belongs to the rows of a tile, as a column."""
     return ct.load(vector, (i,), (tm,), padding_mode=ZERO).astype(F32)[:, None]
+
+
+def _inside(x, k, tk):
+    """Tell which columns of a tile are columns of the array."""
+    return (k * tk + ct.arange(tk, dtype=ct.int32) < x.shape[1])[None, :]
 
 
 def _sigmoid(x):
@@ -62,32 +71,34 @@ def _activate(x, activation):
 
 def linear(x, weight, bias, out, activation, has_bias, tm, tn, tk):
     """out = activation(x @ weight.T + bias)"""
-    i, j = _place(out, tm, tn)
-    total = ct.zeros((tm, tn), dtype=F32)
-    for k in range(ct.cdiv(x.shape[1], tk)):
-        a = ct.load(x, (i, k), (tm, tk), padding_mode=ZERO)
-        b = ct.load(weight, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
-        total = ct.mma(a, b, total)
-    if has_bias:
-        total = total + _columns(bias, j, tn)
-    ct.store(out, (i, j), _activate(total, activation).astype(out.dtype))
+    for index in range(ct.bid(0), _count(out, tm, tn), ct.num_blocks(0)):
+        i, j = _place(index, out, tm, tn)
+        total = ct.zeros((tm, tn), dtype=F32)
+        for k in range(ct.cdiv(x.shape[1], tk)):
+            a = ct.load(x, (i, k), (tm, tk), padding_mode=ZERO)
+            b = ct.load(weight, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
+            total = ct.mma(a, b, total)
+        if has_bias:
+            total = total + _columns(bias, j, tn)
+        ct.store(out, (i, j), _activate(total, activation).astype(out.dtype))
 
 
 def gated_linear(x, weight, gate_weight, bias, gate_bias, out, activation, has_bias, tm, tn, tk):
     """out = (x @ weight.T + bias) * activation(x @ gate_weight.T + gate_bias)"""
-    i, j = _place(out, tm, tn)
-    total = ct.zeros((tm, tn), dtype=F32)
-    gate = ct.zeros((tm, tn), dtype=F32)
-    for k in range(ct.cdiv(x.shape[1], tk)):
-        a = ct.load(x, (i, k), (tm, tk), padding_mode=ZERO)
-        b = ct.load(weight, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
-        total = ct.mma(a, b, total)
-        b = ct.load(gate_weight, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
-        gate = ct.mma(a, b, gate)
-    if has_bias:
-        total = total + _columns(bias, j, tn)
-        gate = gate + _columns(gate_bias, j, tn)
-    ct.store(out, (i, j), (total * _activate(gate, activation)).astype(out.dtype))
+    for index in range(ct.bid(0), _count(out, tm, tn), ct.num_blocks(0)):
+        i, j = _place(index, out, tm, tn)
+        total = ct.zeros((tm, tn), dtype=F32)
+        gate = ct.zeros((tm, tn), dtype=F32)
+        for k in range(ct.cdiv(x.shape[1], tk)):
+            a = ct.load(x, (i, k), (tm, tk), padding_mode=ZERO)
+            b = ct.load(weight, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
+            total = ct.mma(a, b, total)
+            b = ct.load(gate_weight, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
+            gate = ct.mma(a, b, gate)
+        if has_bias:
+            total = total + _columns(bias, j, tn)
+            gate = gate + _columns(gate_bias, j, tn)
+        ct.store(out, (i, j), (total * _activate(gate, activation)).astype(out.dtype))
 
 
 def norm_linear(
@@ -95,7 +106,8 @@ def norm_linear(
     is_centred, has_scale, has_shift, has_bias, tm, tn, tk,
 ):  # fmt: skip
     """out = ((x - mean) * inverse * scale + shift) @ weight.T + bias"""
-    i, j = _place(out, tm, tn)
+    # One tile a block: with a loop over tiles the compiler spills registers.
+    i, j = _place(ct.bid(0), out, tm, tn)
     total = ct.zeros((tm, tn), dtype=F32)
     row_inverse = _rows(inverse, i, tm)
     for k in range(ct.cdiv(x.shape[1], tk)):
@@ -105,9 +117,11 @@ def norm_linear(
         a = a * row_inverse
         if has_scale:
             a = a * _columns(scale, k, tk)
+        elif is_centred:
+            # Past the end of a row stands -mean * inverse, which may be too large for a half.
+            a = ct.where(_inside(x, k, tk), a, 0.0)
         if has_shift:
             a = a + _columns(shift, k, tk)
-        # Past the end of a row stands what the mean left there, but the weight is zero.
         b = ct.load(weight, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
         total = ct.mma(a.astype(x.dtype), b, total)
     if has_bias:
@@ -130,8 +144,7 @@ def row_statistics(x, mean, inverse, eps, is_centred, tm, tk):
     for k in range(ct.cdiv(n, tk)):
         a = ct.load(x, (i, k), (tm, tk), padding_mode=ZERO).astype(F32)
         if is_centred:
-            inside = (k * tk + ct.arange(tk, dtype=ct.int32) < n)[None, :]
-            a = ct.where(inside, a - centre, 0.0)
+            a = ct.where(_inside(x, k, tk), a - centre, 0.0)
         squares = squares + a * a
     variance = ct.sum(squares, axis=1, keepdims=True) / n
     ct.store(inverse, (i,), ct.reshape(ct.rsqrt(variance + eps), (tm,)))
@@ -139,16 +152,17 @@ def row_statistics(x, mean, inverse, eps, is_centred, tm, tk):
 
 def fp8_rows(a, b, scale_a, scale_b, bias, out, by_row, by_column, has_bias, fast, tm, tn, tk):
     """out = (scale_a * a) @ (scale_b * b).T + bias, with a scale for each row of a and of b"""
-    i, j = _place(out, tm, tn)
-    total = ct.zeros((tm, tn), dtype=F32)
-    for k in range(ct.cdiv(a.shape[1], tk)):
-        left = ct.load(a, (i, k), (tm, tk), padding_mode=ZERO)
-        right = ct.load(b, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
-        total = ct.mma(left, right, total, use_fast_acc=fast)
-    if by_row:
-        total = total * _rows(scale_a, i, tm)
-    if by_column:
-        total = total * _columns(scale_b, j, tn)
-    if has_bias:
-        total = total + _columns(bias, j, tn)
-    ct.store(out, (i, j), total.astype(out.dtype))
+    for index in range(ct.bid(0), _count(out, tm, tn), ct.num_blocks(0)):
+        i, j = _place(index, out, tm, tn)
+        total = ct.zeros((tm, tn), dtype=F32)
+        for k in range(ct.cdiv(a.shape[1], tk)):
+            left = ct.load(a, (i, k), (tm, tk), padding_mode=ZERO)
+            right = ct.load(b, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
+            total = ct.mma(left, right, total, use_fast_acc=fast)
+        if by_row:
+            total = total * _rows(scale_a, i, tm)
+        if by_column:
+            total = total * _columns(scale_b, j, tn)
+        if has_bias:
+            total = total + _columns(bias, j, tn)
+        ct.store(out, (i, j), total.astype(out.dtype))
