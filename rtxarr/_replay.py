@@ -171,6 +171,10 @@ class Recorder:
         for undo in reversed(self.undo):
             undo()
 
+    def words(self) -> list[np.ndarray]:
+        """Give what lies in the memory that is filled from the host, in words of 8 bytes."""
+        return [block.host[: block.used].view(np.uint64) for block in self._blocks if block.used]
+
     def refresh(self) -> None:
         """Do the host's part of one more step."""
         global _n_replays

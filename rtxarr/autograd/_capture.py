@@ -3,35 +3,43 @@
 The first call with arguments of a kind runs the step eagerly, on a stream of its own, and so
 compiles, plans and creates what it needs. The second records it, into a memory pool that stays
 with the graph, and starts the graph; later ones only start it. What the host does anew in each
-step is the part of :mod:`rtxarr._replay`.
+step is the part of :mod:`rtxarr._replay`; what the step uses beside its arguments is seen by a
+:class:`Witness`.
 """
 
 import functools
-import linecache
 import threading
-import traceback
 import types
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._replay import Recorder, keeping, recorder
+from rtxarr._replay import Recorder, keeping, kept_resources, recorder
 from rtxarr.autograd._autocast import active_dtype
+from rtxarr.autograd._capture_arguments import (
+    array_of,
+    copy_of,
+    device_arrays,
+    is_copied,
+    kind,
+    modules_of,
+    on_device,
+    place_of,
+    require_hashable,
+    untracked,
+)
 from rtxarr.autograd._capture_check import Watch
+from rtxarr.autograd._capture_errors import CaptureError, explained, name_of
 from rtxarr.autograd._mode import PROFILED, is_recording, profiles, state
-from rtxarr.autograd._tape import Leaf, Tensor, make_tensor, store_of
+from rtxarr.autograd._tape import Leaf, Tensor, make_tensor
 from rtxarr.autograd._tree import flatten, unflatten
+from rtxarr.autograd._witness import Witness
 from rtxarr.libs import blas
 
 __all__ = ["CaptureError", "Captured", "capture"]
-
-
-class CaptureError(RuntimeError):
-    """A step cannot be recorded as a CUDA graph; the message says where and why."""
 
 
 def capture(step: Callable | None = None, *, max_graphs: int = 16, copy: bool = True) -> Any:
@@ -72,7 +80,7 @@ def capture(step: Callable | None = None, *, max_graphs: int = 16, copy: bool = 
     where they are: change them in place (``p.assign(...)``, ``x[...] = ...``), in the step and
     outside. Arguments are copied to where the graph reads them, but for those that are the very
     array of the call before: these are read where they are, so refill one array to spare copies.
-    After a call ``p.grad`` is the gradient of that call.
+    A step must not write into its arguments. After a call ``p.grad`` is the gradient of that call.
 
     Examples
     --------
@@ -104,28 +112,28 @@ class Captured:
             raise TypeError(f"step must be callable, got {type(step).__name__}")
         if not isinstance(max_graphs, int) or max_graphs < 1:
             raise ValueError(f"max_graphs must be an int >= 1, got {max_graphs!r}")
-        functools.update_wrapper(self, step)
+        functools.update_wrapper(self, step, updated=())
         self._step = step
         self._copy = copy
         self._max_graphs = max_graphs
-        # By kind of arguments: a graph, or the arrays among those of its eager call.
-        self._known: OrderedDict[tuple, _Graph | list] = OrderedDict()
+        self._cases: list[_Case] = []  # the one used last comes last
+        self._by_key: dict[tuple, list[_Case]] = {}
         self._lock = threading.RLock()
         self._streams: dict[int, Any] = {}
         self._workspaces: dict[int, Any] = {}
-        self._resources: dict[Any, Any] = {}
-        self._last_stream: Any = None
-        self._modules: list | None = None
+        self._last_streams: dict[int, tuple] = {}
         self._n_new = 0
         self.n_captures = 0
 
     @property
     def n_graphs(self) -> int:
-        return sum(isinstance(one, _Graph) for one in self._known.values())
+        with self._lock:
+            return sum(case.graph is not None for case in self._cases)
 
     def pool_bytes(self, place: Any) -> int:
         """Give the bytes that the graphs on a device keep in memory pools of their own."""
-        graphs = [one for one in list(self._known.values()) if isinstance(one, _Graph)]
+        with self._lock:
+            graphs = [case.graph for case in self._cases if case.graph is not None]
         if not graphs or place.kind == "cpu":
             return 0
         with place:
@@ -134,22 +142,23 @@ class Captured:
     def clear(self) -> None:
         """Forget all graphs and give their memory back."""
         with self._lock:
-            self._known.clear()
-            self._resources.clear()
+            self._cases.clear()
+            self._by_key.clear()
 
     def __repr__(self):
-        return f"<Captured {_name(self._step)}, {self.n_graphs} graphs>"
+        return f"<Captured {name_of(self._step)}, {self.n_graphs} graphs>"
 
     def __get__(self, owner, kind=None):
         return self if owner is None else types.MethodType(self, owner)
 
     def __call__(self, *args, **kwargs):
-        if recorder() is not None:  # part of a larger step
-            return self._step(*args, **kwargs)
+        if recorder() is not None or kept_resources() is not None:  # part of a larger step
+            return untracked(self._step(*args, **kwargs))
         leaves, structure = flatten((args, kwargs))
-        place = _place(leaves)
+        leaves = [np.asarray(x) if isinstance(x, np.generic) else x for x in leaves]
+        place = place_of(leaves)
         if place.kind == "cpu":
-            return _untracked(self._step(*args, **kwargs))
+            return untracked(self._step(*args, **kwargs))
         with self._lock:
             if _device.device() == place:
                 return self._run(leaves, structure, place.index)
@@ -157,45 +166,52 @@ class Captured:
                 return self._run(leaves, structure, place.index)
 
     def _run(self, leaves, structure, device_id):
-        if self._modules is None:
-            self._modules = _modules(self._step, leaves)
-        kinds = [_kind(x) for x in leaves]
-        switches = tuple([module.training for module in self._modules])
-        key = (structure, device_id, is_recording(), active_dtype(), switches, *kinds)
-        try:
-            known = self._known.get(key)
-        except TypeError:
-            for x in leaves:
-                if not _is_array(x):
-                    _require_hashable(x)
-            raise
-        if known is None:
-            result = self._eager(leaves, structure)
-            self._keep(key, _device_arrays(leaves))
-            return result
+        kinds = [kind(x) for x in leaves]
+        key = (structure, device_id, is_recording(), active_dtype(), *kinds)
+        case = self._find(key, leaves)
+        if case is None:
+            return self._eager(key, leaves, structure)
         stream = _device.cupy.cuda.get_current_stream()
         self._follow(stream)
-        if isinstance(known, _Graph):
-            self._known.move_to_end(key)
-            if known.take(leaves, stream):
-                if profiles and state.mode & PROFILED:
-                    with state.profile.range(f"replay of {_name(self._step)}"):
-                        return known.replay(stream)
-                return known.replay(stream)
-            bound = known.still_bound(leaves)
-        else:
-            now = _device_arrays(leaves)
-            bound = {i for i, x in enumerate(now) if x is not None and x is known[i]}
-        graph = self._record(leaves, structure, bound)
-        self._keep(key, graph)
-        return graph.replay(stream, first=True)
+        if case is not self._cases[-1]:
+            self._cases.remove(case)
+            self._cases.append(case)
+        graph = case.graph
+        if graph is not None and graph.is_current() and graph.take(leaves, stream):
+            if profiles and state.mode & PROFILED:
+                with state.profile.range(f"replay of {name_of(self._step)}"):
+                    return graph.replay(stream)
+            return graph.replay(stream)
+        self._record(case, leaves, structure)
+        return case.graph.replay(stream, first=True)
 
-    def _keep(self, key, graph):
-        self._known[key] = graph
-        self._known.move_to_end(key)
-        while len(self._known) > self._max_graphs:
-            self._known.popitem(last=False)
-        self._n_new = 0 if isinstance(graph, _Graph) else self._n_new + 1
+    def _find(self, key, leaves):
+        """Give the case of a key whose modules are in the mode that they were in; None for none."""
+        try:
+            cases = self._by_key.get(key, ())
+        except TypeError:
+            for x in leaves:
+                if not is_copied(x):
+                    require_hashable(x)
+            raise
+        for case in cases:
+            for module, training in case.modules:
+                if module.training is not training:
+                    break
+            else:
+                return case
+        return None
+
+    def _keep(self, case):
+        self._cases.append(case)
+        self._by_key.setdefault(case.key, []).append(case)
+        if len(self._cases) > self._max_graphs:
+            gone = self._cases.pop(0)
+            rest = self._by_key[gone.key]
+            rest.remove(gone)
+            if not rest:
+                del self._by_key[gone.key]
+        self._n_new += 1
         if self._n_new == 2 * self._max_graphs:
             warnings.warn(
                 f"{self!r} got {self._n_new} kinds of arguments in a row that it had no graph for, "
@@ -206,10 +222,17 @@ class Captured:
 
     def _follow(self, stream):
         """Wait on ``stream`` for what was started on another: graphs share their inputs."""
-        last = self._last_stream
-        if last is not None and last.ptr != stream.ptr:
-            stream.wait_event(last.record())
-        self._last_stream = stream
+        cuda = _device.cupy.cuda
+        device_id = cuda.runtime.getDevice()
+        # Handle 2 means another stream in each thread.
+        name = stream.ptr, threading.get_ident() if stream.ptr == 2 else 0
+        last = self._last_streams.get(device_id)
+        if last is not None and last[0] != name:
+            if 2 in (last[0][0], name[0]):
+                cuda.Device().synchronize()
+            else:
+                stream.wait_event(last[1].record())
+        self._last_streams[device_id] = name, stream
 
     def _own_stream(self):
         device_id = _device.cupy.cuda.runtime.getDevice()
@@ -225,57 +248,97 @@ class Captured:
             self._workspaces[device_id] = cupy.empty(blas.WORKSPACE_BYTES, np.uint8)
         return self._workspaces[device_id]
 
-    def _eager(self, leaves, structure):
+    def _eager(self, key, leaves, structure):
         current, own = _device.cupy.cuda.get_current_stream(), self._own_stream()
         self._follow(current)
-        self._modules = _modules(self._step, leaves)
+        modules, seen, resources = modules_of(self._step, leaves), Witness(), {}
         own.wait_event(current.record())
         try:
-            with own, keeping(self._resources), blas.use_workspace(self._workspace()):
-                args, kwargs = unflatten(structure, [_on_device(x) for x in leaves])
-                return _untracked(self._step(*args, **kwargs))
+            with own, keeping(resources), blas.use_workspace(self._workspace()), seen:
+                args, kwargs = unflatten(structure, [on_device(x) for x in leaves])
+                result = untracked(self._step(*args, **kwargs))
         finally:
             current.wait_event(own.record())
+        modules = [*{**seen.modules, **modules}.values()]
+        self._keep(_Case(key, modules, seen.tensors, device_arrays(leaves), resources))
+        return result
 
-    def _record(self, leaves, structure, bound):
+    def _record(self, case, leaves, structure):
         cupy = _device.cupy
+        now = device_arrays(leaves)
+        if case.graph is None:
+            bound = {i for i, x in enumerate(now) if x is not None and x is case.arrays[i]}
+        else:
+            bound = case.graph.still_bound(leaves)
+        case.graph = None
         # What the eager call left in the pool is of no use to a graph, which has its own.
         cupy.get_default_memory_pool().free_all_blocks()
         graph = _Graph(leaves, bound, self._copy)
         own = self._own_stream()
         own.wait_event(cupy.cuda.get_current_stream().record())
         args, kwargs = unflatten(structure, graph.arguments(leaves))
-        watch = Watch()
+        before = {i: x.data for i, x in case.tensors.items()}
+        watch, seen = Watch(own), Witness()
         with (
             own,
-            keeping(self._resources),
+            keeping(case.resources),
             cupy.cuda.using_allocator(graph.pool.malloc),
             blas.use_workspace(self._workspace()),
             graph.recorder,
             watch,
+            seen,
         ):
             own.begin_capture()
             try:
-                outputs = _untracked(self._step(*args, **kwargs))
+                outputs = untracked(self._step(*args, **kwargs))
                 graph.set_outputs(outputs)
-                graph.set_state(self._modules)
                 found = own.end_capture()
             except BaseException as error:
                 _abandon(own)
-                graph.recorder.fail()
-                raise _explained(error, self._step) from error
+                _undo(graph, seen)
+                raise explained(error, self._step) from error
         try:
-            watch.check(found)
+            graph.set_state(case.tensors, before, seen)
+            watch.check(found, graph.recorder)
         except RuntimeError as error:
-            graph.recorder.fail()
-            raise CaptureError(f"{_name(self._step)}: {error}") from None
+            _undo(graph, seen)
+            raise CaptureError(f"{name_of(self._step)}: {error}") from None
         graph.graph = found
+        case.graph = graph
+        case.arrays = [None] * len(leaves)
+        case.tensors = graph.tensors()
         self.n_captures += 1
-        return graph
+        self._n_new = 0
+
+
+class _Case:
+    """What is known of calls of one kind, with modules in one mode.
+
+    Attributes
+    ----------
+    key : tuple
+    modules : list of (Module, bool)
+        Those that the step may call, and whether they trained when it began.
+    tensors : dict
+        By id, the leaves, parameters and buffers that the eager call took.
+    arrays : list
+        The arrays on the GPU among the eager call's arguments, until there is a graph.
+    resources : dict
+        What the step keeps from its eager call on.
+    graph : _Graph or None
+    """
+
+    def __init__(self, key, modules, tensors, arrays, resources):
+        self.key = key
+        self.modules = modules
+        self.tensors = tensors
+        self.arrays = arrays
+        self.resources = resources
+        self.graph: Any = None
 
 
 class _Graph:
-    """One recorded step: where its inputs and outputs lie, and its memory."""
+    """One recorded step: where its inputs and outputs lie, its memory, and what it changes."""
 
     def __init__(self, leaves, bound, copy):
         cupy = _device.cupy
@@ -284,11 +347,11 @@ class _Graph:
         self.recorder = Recorder()
         self._copy = copy
         # Arguments that are read where they are, and the graph's own arrays for the others.
-        self.bound = {i: _array(leaves[i]) for i in bound}
+        self.bound = {i: array_of(leaves[i]) for i in bound}
         self._inputs: list[tuple[int, Any]] = []
         for i, x in enumerate(leaves):
-            if _is_array(x) and i not in bound:
-                self._inputs.append((i, _copy_of(_array(x))))
+            if is_copied(x) and i not in bound:
+                self._inputs.append((i, copy_of(array_of(x))))
 
     def arguments(self, leaves):
         """Give the leaves with the graph's own arrays in place of those that are copied."""
@@ -301,32 +364,53 @@ class _Graph:
     def set_outputs(self, outputs):
         self._leaves, self._structure = flatten(outputs)
         for x in self._leaves:
-            if not _is_array(x) and not isinstance(x, (str, bool, type(None))):
+            if not is_copied(x) and not isinstance(x, (str, bool, type(None), Tensor)):
                 raise CaptureError(
                     f"the step gives {x!r}, which was computed on the host and would stay as it "
                     "is in every replay; give an array instead"
                 )
 
-    def set_state(self, modules):
-        """Note the parameters and buffers that a replay may change, and their gradients."""
-        owned = {}
-        for module in modules:
-            for x in (*module.parameters(), *module.buffers()):
-                owned[id(x)] = x
-        self._counters = [store_of(x) for x in owned.values()]
-        self._grads = [(x.node, x.node.grad) for x in owned.values() if type(x.node) is Leaf]
+    def set_state(self, known, before, seen):
+        """Note what of the eager call's tensors the graph uses, and what it changed.
+
+        Other leaves were made by the step itself, and are gone.
+        """
+        self._state = []
+        self._grads = []
+        for i, x in known.items():
+            if i not in seen.tensors:
+                continue
+            if x.data is not before[i]:
+                raise RuntimeError(
+                    f"the step gives a {type(x).__name__} of shape {x.shape} another array, which "
+                    "a replay does not; change it in place: p.assign(...)"
+                )
+            self._state.append((x, x.data, x.node is None))
+            if type(x.node) is Leaf and id(x.node) in seen.grads:
+                self._grads.append((x, x.node.grad))
+        self._counters = list(seen.counters.values())
+
+    def tensors(self):
+        return {id(x): x for x, _, _ in self._state}
+
+    def is_current(self):
+        """Tell whether parameters are the arrays that they were, and as trainable."""
+        for x, data, frozen in self._state:
+            if x.data is not data or (x.node is None) is not frozen:
+                return False
+        return True
 
     def still_bound(self, leaves):
         """Give the places of the bound arguments that are where they were."""
-        return {i for i, x in self.bound.items() if _array(leaves[i]).data.ptr == x.data.ptr}
+        return {i for i, x in self.bound.items() if array_of(leaves[i]).data.ptr == x.data.ptr}
 
     def take(self, leaves, stream):
         """Copy the arguments in; False when one that is bound has moved."""
         for i, x in self.bound.items():
-            if _array(leaves[i]).data.ptr != x.data.ptr:
+            if array_of(leaves[i]).data.ptr != x.data.ptr:
                 return False
         for i, buffer in self._inputs:
-            x = _array(leaves[i])
+            x = array_of(leaves[i])
             if isinstance(x, np.ndarray):
                 buffer.set(x)
             elif x._c_contiguous and buffer._c_contiguous:
@@ -340,8 +424,8 @@ class _Graph:
             self.recorder.refresh()
             for counter in self._counters:
                 counter[0] += 1
-            for leaf, grad in self._grads:
-                leaf.grad = grad
+            for x, grad in self._grads:
+                x.node.grad = grad
         self.recorder.upload()
         self.graph.launch(stream)
         if not self._copy:
@@ -349,139 +433,10 @@ class _Graph:
         copies = []
         for x in self._leaves:
             if isinstance(x, Tensor):
-                copies.append(make_tensor(x.data.copy(), None, 0, None))
+                copies.append(make_tensor(x.data.copy(order="K"), None, 0, None))
             else:
-                copies.append(x.copy() if _is_array(x) else x)
+                copies.append(x.copy(order="K") if is_copied(x) else x)
         return unflatten(self._structure, copies)
-
-
-# ------------------------------------------------------------------------------------ arguments
-
-
-def _is_array(x):
-    """Tell whether an argument is copied or bound: no parameter, which is used where it is."""
-    if isinstance(x, Tensor):
-        return x.node is None
-    return _device.is_array(x)
-
-
-def _array(x):
-    return x.data if isinstance(x, Tensor) else x
-
-
-def _kind(x):
-    """Give what two arguments must have in common for one graph."""
-    if isinstance(x, Tensor):
-        if x.node is None:
-            return Tensor, _kind(x.data)
-        if type(x.node) is not Leaf:
-            raise ValueError(
-                "arguments of a captured step must not be parts of a graph, as no gradient can "
-                "go through it; got a computed Tensor: pass x.detach()"
-            )
-        return Tensor, id(x)
-    if _device.is_device_array(x):
-        strides = None if x._c_contiguous else x.strides
-        return x.shape, x.dtype, x.data.device_id, strides
-    if _device.is_array(x):
-        return x.shape, x.dtype
-    return type(x), x
-
-
-def _require_hashable(x):
-    try:
-        hash(x)
-    except TypeError:
-        raise TypeError(
-            "arguments of a captured step must be arrays, or nested tuples, lists and dicts of "
-            f"them, or hashable, got {type(x).__name__}"
-        ) from None
-
-
-def _place(leaves):
-    for x in leaves:
-        x = _array(x)
-        if _device.is_device_array(x):
-            return _device.device_of(x)
-    return _device.device()
-
-
-def _device_arrays(leaves):
-    """Give the arrays on the GPU among the arguments, None for what is none."""
-    return [
-        x if _is_array(leaf) and _device.is_device_array(x := _array(leaf)) else None
-        for leaf in leaves
-    ]
-
-
-def _on_device(x):
-    """Give host arrays as the graph will see them."""
-    if isinstance(x, Tensor):
-        return x if _device.is_device_array(x.data) else Tensor(_on_device(x.data))
-    return _device.to_device(x, _device.device()) if isinstance(x, np.ndarray) else x
-
-
-def _copy_of(x):
-    cupy = _device.cupy
-    if isinstance(x, np.ndarray):
-        return cupy.asarray(x)
-    out = cupy.empty_like(x)
-    out[...] = x
-    return out
-
-
-def _untracked(tree):
-    """Give results without their graph, whose memory goes back."""
-    leaves, structure = flatten(tree)
-    return unflatten(structure, [x.detach() if isinstance(x, Tensor) else x for x in leaves])
-
-
-def _modules(step, leaves):
-    """Find the modules that a step can see, whose training mode changes what it does."""
-    found: dict[int, Any] = {}
-    seen: set[int] = set()
-    todo = [(step, 2), *((x, 1) for x in leaves)]
-    while todo:
-        x, depth = todo.pop()
-        if id(x) in seen or isinstance(x, (str, bytes, int, float, type, types.ModuleType)):
-            continue
-        seen.add(id(x))
-        kind = type(x)
-        if isinstance(getattr(kind, "training", None), bool) and hasattr(kind, "modules"):
-            found.update((id(module), module) for module in x.modules())
-        elif isinstance(x, (list, tuple, set)):
-            todo += [(y, depth) for y in x]
-        elif isinstance(x, dict):
-            todo += [(y, depth) for y in x.values()]
-        else:
-            todo += [(y, depth - 1) for y in _parts(x, depth)]
-    return list(found.values())
-
-
-def _parts(x, depth):
-    """Give what a function closes over and names, what a method belongs to, or an object holds."""
-    if isinstance(x, functools.partial):
-        return [x.func, *x.args, *x.keywords.values()]
-    if isinstance(x, types.MethodType):
-        return [x.__self__, *_parts(x.__func__, depth)]
-    if isinstance(x, types.FunctionType):
-        cells = [cell.cell_contents for cell in x.__closure__ or () if _filled(cell)]
-        known = x.__globals__
-        named = [known[name] for name in x.__code__.co_names if name in known] if depth else []
-        return [*cells, *named, *(x.__defaults__ or ())]
-    if depth and not _device.is_array(x):
-        return list(getattr(x, "__dict__", {}).values())
-    return []
-
-
-def _filled(cell):
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
-# ------------------------------------------------------------------------------------- failures
 
 
 def _abandon(stream):
@@ -493,45 +448,7 @@ def _abandon(stream):
         return
 
 
-_OURS = ("rtxarr.", "cupy", "cupyx", "array_api_compat", "numpy", "cuda.", "nvmath", "cudnn")
-
-
-def _explained(error, step):
-    """Give the error to raise: the user's own, or where and why nothing can be recorded."""
-    if isinstance(error, CaptureError):
-        return error
-    reads = "captur" in str(error)
-    if not (reads or isinstance(error, NotImplementedError) or "CUDA" in type(error).__name__):
-        return error
-    if "cuBLAS" in str(error):
-        why = "multiplies raw CuPy arrays through CuPy, which cannot be recorded; use rx.matmul"
-    elif isinstance(error, NotImplementedError) or not reads:
-        why = "calls what cannot be recorded"
-    else:
-        why = (
-            "waits for the GPU or reads from it (a number, a comparison, a copy to the host, a "
-            "size that depends on values), which a graph cannot do"
-        )
-    return CaptureError(f"{_name(step)} cannot be captured: {_line(error)} {why} ({error})")
-
-
-def _name(step):
-    return getattr(step, "__qualname__", repr(step))
-
-
-def _line(error):
-    """Name the innermost line that is not this library's, nor those below."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    own = [
-        (frame, number)
-        for frame, number in frames
-        if not _is_ours(frame.f_globals.get("__name__", ""))
-    ]
-    frame, number = (own or frames)[-1]
-    file = frame.f_code.co_filename
-    text = linecache.getline(file, number).strip()
-    return f"{file}:{number} `{text}`"
-
-
-def _is_ours(module):
-    return module.startswith(_OURS) and not module.startswith("rtxarr.recipes")
+def _undo(graph, seen):
+    """Take back what the host did in a capture that came to nothing."""
+    graph.recorder.fail()
+    seen.restore_grads()

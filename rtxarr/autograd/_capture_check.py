@@ -15,13 +15,23 @@ from rtxarr import _device
 
 __all__ = ["Watch"]
 
+_ALL = 2**62
+
 
 class Watch:
-    """Notes the memory from before that this thread gives back inside the ``with`` block."""
+    """Notes the memory from before that this thread gives back inside the ``with`` block.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    stream : CuPy stream
+        That is captured.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
         self._made: set[int] = set()
-        self._freed: dict[int, int] = {}  # address to size
+        # Address to size, and how many nodes the graph had then: only those can use it.
+        self._freed: dict[int, tuple[int, int]] = {}
         self._hook: Any = None
 
     def __enter__(self) -> "Watch":
@@ -36,7 +46,7 @@ class Watch:
 
             def free_postprocess(self, **options):
                 if options["mem_ptr"] not in watch._made:
-                    watch._freed[options["mem_ptr"]] = options["mem_size"]
+                    watch._freed[options["mem_ptr"]] = options["mem_size"], watch._n_nodes()
 
         self._hook = Hook()
         self._hook.__enter__()
@@ -45,47 +55,71 @@ class Watch:
     def __exit__(self, *exc: object) -> None:
         self._hook.__exit__(*exc)
 
-    def check(self, graph: Any) -> None:
-        """Raise RuntimeError when ``graph`` (CuPy's) uses memory that was given back."""
-        if not self._freed:
+    def _n_nodes(self) -> int:
+        # Runs where an array ends, which must not raise: when in doubt, all nodes are meant.
+        driver = _device.driver
+        error, *found = driver.cuStreamGetCaptureInfo(driver.CUstream(self._stream.ptr))
+        if error != driver.CUresult.CUDA_SUCCESS:
+            return _ALL
+        if not int(found[2]):
+            return 0
+        error, _, count = driver.cuGraphGetNodes(found[2], 0)
+        return count if error == driver.CUresult.CUDA_SUCCESS else _ALL
+
+    def check(self, graph: Any, recorder: Any) -> None:
+        """Raise RuntimeError when a graph (CuPy's) uses memory that was given back.
+
+        Tables of addresses that its kernels read are in the memory of ``recorder``.
+        """
+        freed = {start: found for start, found in self._freed.items() if found[1]}
+        if not freed:
             return
-        starts = np.array(sorted(self._freed), np.uint64)
-        ends = starts + np.array([self._freed[int(p)] for p in starts], np.uint64)
-        for words in _addresses(graph.graph):
-            places = np.searchsorted(starts, words, side="right") - 1
-            for word, place in zip(words, places, strict=True):
-                if place >= 0 and word < ends[place]:
-                    raise RuntimeError(
-                        "the step lets go of an array from before it that it uses "
-                        f"({int(ends[place] - starts[place])} bytes), so replays would use "
-                        "whatever comes to lie there. Change arrays in place "
-                        "(x[...] = ..., p.assign(...)) instead of replacing them, or pass them "
-                        "as arguments; clear gradients at the step's beginning"
-                    )
+        starts = np.array(sorted(freed), np.uint64)
+        sizes, counts = np.array([freed[int(p)] for p in starts], np.uint64).T
+        ends = starts + sizes
+        used: list[tuple[int | None, Any]] = [(None, words) for words in recorder.words()]
+        used += enumerate(_addresses(graph.graph))
+        for place, words in used:
+            index = np.searchsorted(starts, words, side="right") - 1
+            hit = (index >= 0) & (words < ends[index])
+            if place is not None:
+                hit &= place < counts[index]
+            if hit.any():
+                size = int(sizes[index[hit][0]])
+                raise RuntimeError(
+                    f"the step lets go of an array from before it that it uses ({size} bytes), so "
+                    "replays would use whatever comes to lie there. Change arrays in place "
+                    "(x[...] = ..., p.assign(...)) instead of replacing them, or pass them as "
+                    "arguments; clear gradients at the step's beginning"
+                )
+
+
+def _call(function: Any, *args: Any) -> Any:
+    error, *found = function(*args)
+    if error != _device.driver.CUresult.CUDA_SUCCESS:
+        raise OSError(f"{function.__name__} failed with {error.name}")
+    return found[0] if len(found) == 1 else found
 
 
 def _addresses(graph: int) -> Iterator[np.ndarray]:
-    """Yield, for each node of a graph, the 8-byte words of its parameters."""
+    """Yield, for each node of a graph as they were made, the 8-byte words of its parameters."""
     driver = _device.driver
-
-    def call(function, *args):
-        error, *found = function(*args)
-        if error != driver.CUresult.CUDA_SUCCESS:
-            raise OSError(f"{function.__name__} failed with {error.name}")
-        return found[0] if len(found) == 1 else found
-
     handle = driver.CUgraph(graph)
-    _, count = call(driver.cuGraphGetNodes, handle, 0)
-    nodes, _ = call(driver.cuGraphGetNodes, handle, count)
+    _, count = _call(driver.cuGraphGetNodes, handle, 0)
+    nodes, _ = _call(driver.cuGraphGetNodes, handle, count)
     kinds = driver.CUgraphNodeType
     for node in nodes:
-        kind = call(driver.cuGraphNodeGetType, node)
+        kind = _call(driver.cuGraphNodeGetType, node)
+        words: list[int] = []
         if kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
-            params = call(driver.cuGraphKernelNodeGetParams, node)
-            yield _kernel_words(driver, params)
-        elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
-            params = call(driver.cuGraphMemcpyNodeGetParams, node)
-            yield np.array([int(params.srcDevice), int(params.dstDevice)], np.uint64)
+            yield _kernel_words(driver, _call(driver.cuGraphKernelNodeGetParams, node))
+            continue
+        if kind == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
+            params = _call(driver.cuGraphMemcpyNodeGetParams, node)
+            words = [int(params.srcDevice), int(params.dstDevice)]
+        elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMSET:
+            words = [int(_call(driver.cuGraphMemsetNodeGetParams, node).dst)]
+        yield np.array(words, np.uint64)
 
 
 def _kernel_words(driver: Any, params: Any) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._out_of_memory import explain_out_of_memory
-from rtxarr.autograd._mode import AUTOCAST, PROFILED, RECORDED, state
+from rtxarr.autograd._mode import AUTOCAST, PROFILED, RECORDED, state, witness
 from rtxarr.autograd._op import checksum
 from rtxarr.autograd._tape import Leaf, Node, Tensor, make_tensor, raw
 from rtxarr.dtypes import is_complex, is_inexact
@@ -45,7 +45,10 @@ def accumulate_leaves(tensor, grad, *, retain_graph=False):
     leaves = _run([(tensor, g)], None, False, retain_graph, None)
     grads = _apart(leaves.values(), [g])
     with _accumulating:
+        seen = witness()
         for leaf, g in zip(leaves, grads, strict=True):
+            if seen is not None:
+                seen.set_grad(leaf)
             leaf.grad = g if leaf.grad is None else leaf.grad + g
 
 

@@ -12,6 +12,7 @@ RECORDED = 1  # make nodes
 OBSERVED = 2  # show each new node to what follows
 AUTOCAST = 4  # cast the arguments of operations
 PROFILED = 8  # take the time
+WITNESSED = 16  # show what a captured step uses and changes
 
 
 class _State(threading.local):
@@ -22,6 +23,7 @@ class _State(threading.local):
     low = None  # the dtype that autocast casts to, None when it is off
     casts = None  # what autocast has cast in the outermost of its blocks
     profile: Any = None  # what takes the time
+    witness: Any = None  # what sees the step that is captured
 
     def __init__(self):
         self.blocks: list[tuple[Block, Any]] = []  # those begun, and what was set before each
@@ -31,6 +33,13 @@ state = _State()
 
 # Those that take the time in any thread: asking whether there is one costs next to nothing.
 profiles: list[Any] = []
+# Likewise those that see a captured step.
+witnesses: list[Any] = []
+
+
+def witness() -> Any:
+    """Return what sees the captured step of this thread; None when there is none."""
+    return state.witness if witnesses else None
 
 
 def is_recording() -> bool:

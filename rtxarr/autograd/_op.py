@@ -34,7 +34,7 @@ import numpy as np
 from rtxarr._device import device_of, to_device
 from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr.autograd._autocast import cast_arguments, policy_of
-from rtxarr.autograd._mode import AUTOCAST, OBSERVED, PROFILED, RECORDED, state
+from rtxarr.autograd._mode import AUTOCAST, OBSERVED, PROFILED, RECORDED, WITNESSED, state
 from rtxarr.autograd._tape import Node, Tensor, make_tensor, store_of
 from rtxarr.autograd._tape import raw as raw_of
 from rtxarr.dtypes import is_inexact
@@ -235,6 +235,8 @@ def apply(op: Op, args, kwargs):
     if mode > _COMMON:
         if mode & AUTOCAST and op.policy is not None:
             cast_arguments(op.policy, args, raw)
+        if mode & WITNESSED:
+            state.witness.see(args)
         if mode & PROFILED:
             fwd = state.profile.timed(op)
     try:

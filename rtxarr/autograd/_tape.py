@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rtxarr import _device
+from rtxarr.autograd._mode import state, witnesses
 from rtxarr.dtypes import is_inexact
 
 # Orders run downwards, so that a heap pops the newest node first.
@@ -171,6 +172,8 @@ class Tensor:
             raise RuntimeError("grad can only be set on a leaf that requires_grad")
         if value is not None:
             value = self._fitting("grad", value)
+        if witnesses and state.witness is not None:
+            state.witness.set_grad(self.node)
         self.node.grad = value
 
     def _fitting(self, name, value):
@@ -247,7 +250,10 @@ def store_of(tensor):
 
 def mark_changed(tensor):
     """Count a change of the contents: a graph that saved the old ones will refuse to run."""
-    store_of(tensor)[0] += 1
+    store = store_of(tensor)
+    store[0] += 1
+    if witnesses and state.witness is not None:
+        state.witness.change(store)
 
 
 def raw(x):

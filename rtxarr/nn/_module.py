@@ -8,7 +8,7 @@ import numpy as np
 
 from rtxarr._device import Device, namespace
 from rtxarr._device import to_device as move
-from rtxarr.autograd._mode import PROFILED, profiles, state
+from rtxarr.autograd._mode import PROFILED, profiles, state, witnesses
 from rtxarr.dtypes import is_floating
 from rtxarr.nn._parameter import Buffer, Parameter, replace_data
 
@@ -55,6 +55,8 @@ class Module:
         raise TypeError(f"{type(self).__name__} must define forward()")
 
     def __call__(self, *args, **kwargs):
+        if witnesses and state.witness is not None:
+            state.witness.call(self)
         if profiles and state.mode & PROFILED:
             out = state.profile.call_module(self, args, kwargs)
         else:

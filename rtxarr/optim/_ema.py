@@ -10,6 +10,7 @@ import numpy as np
 
 from rtxarr import _replay
 from rtxarr._device import device_of, is_array, is_device_array, namespace, runs_kernels, to_device
+from rtxarr.autograd._mode import witness
 from rtxarr.autograd._tape import mark_changed
 from rtxarr.kernels.multi_tensor import Averaging, average, averaging, contiguous
 from rtxarr.ops._half import widen
@@ -65,6 +66,8 @@ class ExponentialMovingAverage:
         self._count(1)
         _replay.on_replay(partial(self._count, 1))
         _replay.on_failure(partial(self._count, -1))
+        if (seen := witness()) is not None:
+            seen.see(self.params)
         arrays = [p.data for p in self.params]
         plan = self._plan
         if plan is None or not all(map(operator.is_, (*self.averages, *arrays), plan.arrays)):

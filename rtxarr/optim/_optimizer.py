@@ -19,6 +19,7 @@ from rtxarr._device import (
 from rtxarr._names import did_you_mean
 from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr.autograd import Tensor
+from rtxarr.autograd._mode import witness
 from rtxarr.autograd._tape import mark_changed
 from rtxarr.dtypes import accumulator, is_floating
 from rtxarr.kernels.multi_tensor import (
@@ -122,6 +123,8 @@ class Optimizer:
             params += live
             grads += [grad for grad in found if grad is not None]
             shape.append((self.kernel(group), len(live)))
+        if (seen := witness()) is not None:
+            seen.see(params)
         arrays = [p.data for p in params]
         plan = self._plan
         if plan is None or not plan.holds(shape, params, arrays):
@@ -357,6 +360,10 @@ class Optimizer:
         # Of a state from before the rate was a schedule, each parameter's count is left.
         steps = max((values["step"] for values in loaded.values()), default=0)
         self._n_steps = int(state.get("n_steps", steps))
+        # What graphs of captured steps hold is filled, not dropped.
+        for param, values in zip(params, owners, strict=True):
+            if param in self.state and param not in loaded:
+                loaded[param] = self._started(param, values)
         self.state = {param: _taken(self.state.get(param), new) for param, new in loaded.items()}
         self._plan = None
         for counts, _ in self._skipped.values():

@@ -13,7 +13,7 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import _replay, nn, optim
-from rtxarr.autograd import Captured, CaptureError, _capture
+from rtxarr.autograd import Captured, CaptureError, _capture_arguments, _capture_errors
 from rtxarr.random import Generator
 
 # ---------------------------------------------------------------------------------- on the CPU
@@ -71,7 +71,7 @@ def test_a_step_inside_another_is_part_of_it(monkeypatch):
 
 
 def test_kinds_of_arguments():
-    kind = _capture._kind
+    kind = _capture_arguments.kind
     assert kind(1) != kind(True) != kind(1.0)
     x = np.zeros((2, 3))
     assert kind(x) == kind(x + 1) != kind(x.T)
@@ -81,7 +81,7 @@ def test_kinds_of_arguments():
     with pytest.raises(ValueError, match="must not be parts of a graph"):
         kind(parameter * 2)
     with pytest.raises(TypeError, match="hashable, got bytearray"):
-        _capture._require_hashable(bytearray(b"x"))
+        _capture_arguments.require_hashable(bytearray(b"x"))
 
 
 MODEL = nn.Linear(2, 2, device="cpu")
@@ -105,7 +105,7 @@ def test_modules_that_a_step_can_see():
             return self.model
 
     def seen(step, *leaves):
-        return set(map(id, _capture._modules(step, leaves)))
+        return set(_capture_arguments.modules_of(step, leaves))
 
     assert seen(with_closure) == {id(inner)}
     assert seen(with_global) == {id(MODEL)}
@@ -126,13 +126,13 @@ def test_errors_name_the_users_line():
     try:
         step()
     except RuntimeError as error:
-        found = _capture._explained(error, step)
+        found = _capture_errors.explained(error, step)
     assert isinstance(found, CaptureError)
     assert "raise type(" in str(found)
     assert Path(__file__).name in str(found)
     assert "waits for the GPU or reads from it" in str(found)
     other = ValueError("mine")
-    assert _capture._explained(other, step) is other
+    assert _capture_errors.explained(other, step) is other
 
 
 class _Recorder(_replay.Recorder):
@@ -197,7 +197,7 @@ def recording(monkeypatch):
     return replays
 
 
-@pytest.mark.parametrize("kind", ["plain", "checkpointed", "pieces"])
+@pytest.mark.parametrize("kind", ["plain", "checkpointed", "pieces", "made", "seeded", "spawned"])
 def test_replayed_draws_are_those_of_eager_steps(recording, monkeypatch, kind):
     def step(rng, log):
         log.append(rng.uniform(3))
@@ -214,6 +214,15 @@ def test_replayed_draws_are_those_of_eager_steps(recording, monkeypatch, kind):
             with rx.random.replay_draws(draws):
                 log.append(rng.dropout_mask((7,), 0.5))
                 log.append(rng.uniform(2, dtype=np.float32))
+        elif kind == "made":
+            log.append(Generator(7, key=3).uniform(2))
+        elif kind == "seeded":
+            log.append(rng.uniform(2))
+            rng.load_state_dict(Generator(3).state_dict())
+        elif kind == "spawned":
+            for child in rng.spawn(2):
+                log.append(child.uniform(2))
+                log.append(child.normal(1))
         log.append(rng.exponential(3))
 
     rng = Generator(5)
@@ -239,6 +248,8 @@ def test_a_failed_capture_takes_draws_back(monkeypatch):
     with recorder:
         rng._reserve_in_memory("uniform32", 5)
         rng._reserve_in_memory("uniform64", 5)
+        rng.spawn(3)
+        rng.load_state_dict(Generator(2).state_dict())
     assert rng.state_dict() != before
     recorder.fail()
     assert rng.state_dict() == before

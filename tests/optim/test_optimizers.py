@@ -535,3 +535,16 @@ def test_a_loaded_state_lies_where_the_old_one_did():
     optimizer.load_state_dict(saved)
     assert optimizer.state[param]["mean"] is mean
     assert_close(mean, before, exact=True)
+
+
+def test_loading_a_fresh_state_keeps_the_arrays_that_graphs_may_hold():
+    param = nn.Parameter(np.ones(3, np.float32))
+    optimizer = optim.Adam([param])
+    fresh = optimizer.state_dict()
+    param.grad = np.ones(3, np.float32)
+    optimizer.step()
+    mean = optimizer.state[param]["mean"]
+    optimizer.load_state_dict(fresh)
+    assert optimizer.state[param]["mean"] is mean
+    assert optimizer.state[param]["step"] == 0
+    assert_close(mean, np.zeros(3, np.float32), exact=True)
