@@ -103,6 +103,11 @@ class Generator:
         for number in key if isinstance(key, tuple) else (key,):
             pair = philox.derive(*pair, _integer("key", number, 0, 2**63))
         self._own = _Place(*pair)
+        if _replay.recorder() is not None:  # made anew in each replay
+            _replay.on_replay(functools.partial(self._restart, self._own.copy()))
+
+    def _restart(self, place: _Place) -> None:
+        self._own = place.copy()
 
     def __repr__(self) -> str:
         place = self._place()
@@ -134,10 +139,20 @@ class Generator:
             place = self._place()
             first = place.spawned
             place.spawned += n
-        base = philox.derive(place.key, place.stream, _SPAWN)
         children = [Generator(0) for _ in range(n)]
-        for i, child in enumerate(children):
-            child._own = _Place(*philox.derive(*base, first + i))
+        _place_children(children, place, first)
+        if _replay.recorder() is not None:
+            follow = self._follower()
+
+            def again() -> None:
+                with _lock:
+                    place = follow()
+                    first = place.spawned
+                    place.spawned += n
+                _place_children(children, place, first)
+
+            _replay.on_replay(again)
+            _replay.on_failure(functools.partial(setattr, place, "spawned", first))
         return children
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,8 +183,11 @@ class Generator:
             self._log()
             if self in _thread.replayed:
                 _thread.replayed[self] = loaded
-            else:
-                self._own = loaded
+                return
+            if _replay.recorder() is not None:
+                _replay.on_failure(functools.partial(setattr, self, "_own", self._own))
+                _replay.on_replay(functools.partial(self._restart, loaded.copy()))
+            self._own = loaded
 
     def _reserve(self, kind: str, n: int) -> tuple[_Place, int]:
         """Move the counter past ``n`` values; return whose it is and where they begin."""
@@ -200,6 +218,7 @@ class Generator:
         n = math.prod(shape)
         target = _device.device(device)
         if target.kind == "cuda" and _replay.recorder() is not None:
+            _require_current(target)
             at = self._reserve_in_memory(kind, n)
             values = philox.fill_from_memory(kind, n, np.dtype(dtype), params, place=at)
             return values.reshape(shape)
@@ -451,6 +470,7 @@ class Generator:
             at = self._reserve_in_memory("below32", n)
 
             def piece_in_memory(start: int, shape: Any, device: Any = None) -> Any:
+                _require_current(_device.device(device))
                 shape = _shape(shape)
                 options = {"place": at, "shift": start}
                 n = math.prod(shape)
@@ -643,6 +663,19 @@ def replay_draws(log: dict[Generator, Any]) -> Iterator[None]:
         yield
     finally:
         _thread.replayed = before
+
+
+def _place_children(children: list[Generator], parent: _Place, first: int) -> None:
+    base = philox.derive(parent.key, parent.stream, _SPAWN)
+    for i, child in enumerate(children):
+        child._own = _Place(*philox.derive(*base, first + i))
+
+
+def _require_current(target: _device.Device) -> None:
+    if target != _device.device():
+        raise ValueError(
+            f"device must be {_device.device()}, which captures the step, got {target}"
+        )
 
 
 def _follow(place: _Place, follower: Callable[[], _Place]) -> None:
