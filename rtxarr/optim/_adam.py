@@ -63,7 +63,11 @@ class Adam(Optimizer):
     def varying(self, step, settings):
         beta1, beta2 = settings["betas"]
         # They make up for starting at zero: m / (1 - beta1**t), v / (1 - beta2**t).
-        return {"lr": settings["lr"], "bias1": 1 - beta1**step, "bias2": 1 - beta2**step}
+        return {
+            "rate": settings["lr"] / (1 - beta1**step),
+            "bias2": 1 - beta2**step,
+            "shrink": 1 - settings["lr"] * settings["weight_decay"],
+        }
 
     def kernel(self, settings):
         return "adam", bool(settings["amsgrad"])
@@ -104,7 +108,7 @@ class AdamW(Adam):
         )
 
     def update(self, param, grad, state, settings):
-        param *= 1 - settings["lr"] * settings["weight_decay"]
+        param *= settings["shrink"]
         _adam_update(param, grad, state, settings)
 
     def kernel(self, settings):
@@ -123,7 +127,7 @@ def _adam_update(param, grad, state, settings):
         largest = state["largest"]
         largest[...] = v = xp.maximum(largest, v)
     root = xp.sqrt(v / settings["bias2"]) + settings["eps"]
-    param -= settings["lr"] / settings["bias1"] * m / root
+    param -= settings["rate"] * m / root
 
 
 class Lion(Optimizer):
@@ -165,11 +169,15 @@ class Lion(Optimizer):
     def start(self, param, settings):
         return {"momentum": namespace(param).zeros_like(param)}
 
+    def varying(self, step, settings):
+        shrink = 1 - settings["lr"] * settings["weight_decay"]
+        return {"lr": settings["lr"], "shrink": shrink}
+
     def update(self, param, grad, state, settings):
         beta1, beta2 = settings["betas"]
         m = state["momentum"]
         direction = sign(beta1 * m + (1 - beta1) * grad)
-        param *= 1 - settings["lr"] * settings["weight_decay"]
+        param *= settings["shrink"]
         param -= settings["lr"] * direction
         m *= beta2
         m += (1 - beta2) * grad
