@@ -2,10 +2,13 @@
 
 import math
 
-from rtxarr._device import is_device_array, namespace
+import numpy as np
+
+from rtxarr._device import constant, is_device_array, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Tensor, raw
-from rtxarr.libs.blas import matmul_bias_grad, try_matmul
+from rtxarr.dtypes import is_half
+from rtxarr.libs.blas import try_matmul
 from rtxarr.ops._check import check_floating, check_index
 from rtxarr.ops._elementwise import where
 from rtxarr.ops._half import rounded_once, widen
@@ -69,19 +72,22 @@ def linear(x, weight, bias=None):
     return (_affine_on_device if is_device_array(x) else _affine_in_single)(x, weight, bias)
 
 
-@linear.defvjp
-def _linear_rule(g, x, weight, x_shape, needs):
-    g = _rows(g)
-    of_x = reshape(matmul(g, weight), x_shape) if needs[0] else None
-    of_weight = of_bias = None
-    if needs[1] and needs[2] and is_device_array(g) and is_device_array(x) and g.dtype == x.dtype:
-        of_weight, of_bias = matmul_bias_grad(g.T, _rows(x))
-    else:
-        if needs[1]:
-            of_weight = matmul(matrix_transpose(g), _rows(x))
-        if needs[2]:
-            of_bias = sum(widen(g), axis=0)
-    return of_x, of_weight, of_bias
+linear.defvjps(
+    x=lambda g, weight, x_shape: reshape(matmul(_rows(g), weight), x_shape),
+    weight=lambda g, x: matmul(matrix_transpose(_rows(g)), _rows(x)),
+    bias=lambda g: _column_sums(_rows(g)),
+)
+
+
+def _column_sums(g):
+    """Add up rows, half precision in float32 and without rounding the sums."""
+    if is_device_array(g) and g.size:
+        # CuPy would first write it all out as float32.
+        ones = constant(g, np.ones, g.shape[0], dtype=g.dtype)
+        out = try_matmul(ones, g, dtype=np.dtype("float32") if is_half(g.dtype) else None)
+        if out is not None:
+            return out
+    return sum(widen(g), axis=0)
 
 
 def _samples(x):

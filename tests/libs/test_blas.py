@@ -781,6 +781,17 @@ def test_gpu_namespace_multiplies_through_the_library(served, dtype, monkeypatch
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gpu_gradients_of_biases_are_not_rounded(served, dtype):
+    g = served.full((2000, 3), 64, dtype=getattr(rx, dtype))
+    x, weight = served.ones((2000, 2), g.dtype), served.ones((3, 2), g.dtype)
+    bias = rx.Tensor(served.zeros(3, "float32"), requires_grad=True)
+    with rx.autocast(dtype):
+        rx.linear(rx.Tensor(x), rx.Tensor(weight), bias).backward(g)
+    assert_close(host(bias.grad), np.full(3, 128000.0), exact=True)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_gpu_complex_products(served, dtype):
     rng = np.random.default_rng(4)
