@@ -134,9 +134,15 @@ def constant(like: Any, make: Any, *key: Any, dtype: Any = None) -> Any:
     For what depends on shapes and options alone. A captured step finds it there from the eager
     call before: a graph cannot copy from the host.
     """
-    if is_device_array(like):
-        return _on_gpu(like.data.device_id, make, key, dtype)
-    return namespace(like).asarray(make(*key), dtype=dtype)
+    if not is_device_array(like):
+        return namespace(like).asarray(make(*key), dtype=dtype)
+    from rtxarr._replay import kept_resources
+
+    found = _on_gpu(like.data.device_id, make, key, dtype)
+    own = kept_resources()
+    if own is not None:  # the cache may drop it, a graph may not
+        own[like.data.device_id, make, key, dtype] = found
+    return found
 
 
 @functools.lru_cache(maxsize=512)

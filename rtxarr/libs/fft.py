@@ -54,8 +54,8 @@ def transform(name: str, x: Any, s: tuple[int, ...], axes: tuple[int, ...], norm
     CuPy array
     """
     fft = namespace(x).fft
-    if x.size == 0 or not all(_fits(x, s, axes, name)):
-        # Cut or filled up first: a plan is for whole arrays.
+    x = _fitted(name, x, s, axes)
+    if x.size == 0:
         return getattr(fft, name)(x, s=s, axes=axes, norm=norm)
     if len(axes) > 1 and _in_one(x, axes):
         x = _contiguous(x)
@@ -75,10 +75,20 @@ def transform(name: str, x: Any, s: tuple[int, ...], axes: tuple[int, ...], norm
     return x
 
 
-def _fits(x, s, axes, name):
+def _fitted(name, x, s, axes):
+    """Cut axes, or fill them up with zeros, to what a plan for these points takes."""
+    shape = list(x.shape)
     for i, (n, axis) in enumerate(zip(s, axes, strict=True)):
         half = name == "irfftn" and i == len(axes) - 1
-        yield x.shape[axis] == (n // 2 + 1 if half else n)
+        shape[axis] = n // 2 + 1 if half else n
+    if tuple(shape) == x.shape:
+        return x
+    kept = tuple(slice(0, min(n, m)) for n, m in zip(shape, x.shape, strict=True))
+    if tuple(shape) == x[kept].shape:
+        return x[kept]
+    out = _device.cupy.zeros(shape, x.dtype)
+    out[kept] = x[kept]
+    return out
 
 
 def _in_one(x, axes):
@@ -123,6 +133,8 @@ def _kept(key: tuple, make: Callable[[], Any]) -> Any:
         if key not in own:
             own[key] = make()
         return own[key]
+    # Transforms of one plan work in the same memory: streams have their own.
+    key = (*key, _device.cupy.cuda.get_current_stream().ptr)
     plans = _thread.plans
     if key not in plans:
         plans[key] = make()
