@@ -113,7 +113,9 @@ def _contiguous(x):
 def _plan(name, x, s, axes):
     """Give the plan for ``x``, contiguous, whose last axes are transformed."""
     kind, double = _KINDS[name], x.dtype.itemsize // (2 if x.dtype.kind == "c" else 1) == 8
-    key = ("cufft", x.data.device_id, kind, double, x.shape, s)
+    # Transforms of one plan work in the same memory: streams have their own.
+    stream = _device.cupy.cuda.get_current_stream().ptr
+    key = ("cufft", x.data.device_id, stream, kind, double, x.shape, s)
 
     def make():
         if len(s) == 1:
@@ -133,8 +135,6 @@ def _kept(key: tuple, make: Callable[[], Any]) -> Any:
         if key not in own:
             own[key] = make()
         return own[key]
-    # Transforms of one plan work in the same memory: streams have their own.
-    key = (*key, _device.cupy.cuda.get_current_stream().ptr)
     plans = _thread.plans
     if key not in plans:
         plans[key] = make()
