@@ -15,6 +15,7 @@ from rtxarr.geom._convert import (
     to_pyg,
     to_scipy,
 )
+from rtxarr.geom._encodings import degree_features, laplacian_encoding
 from rtxarr.geom._graph import Graph
 from rtxarr.geom._hetero import HeteroConv, HeteroGraph
 from rtxarr.geom._links import LinkSample, LinkSampler, negative_destinations
@@ -32,6 +33,15 @@ from rtxarr.geom._pooling import (
 from rtxarr.geom._sampling import LaborSampler, NeighborSampler, Sample
 from rtxarr.geom._subgraph import before, edge_subgraph, k_hop, subgraph
 from rtxarr.geom._subsampling import ClusterSampler, SaintSampler, partition
+from rtxarr.geom._transforms import (
+    add_self_loops,
+    coalesce,
+    connected_components,
+    largest_component,
+    line_graph,
+    remove_self_loops,
+    to_undirected,
+)
 from rtxarr.geom._walks import random_walk
 
 __all__ = [
@@ -51,9 +61,13 @@ __all__ = [
     "Sample",
     "Set2Set",
     "TopKPooling",
+    "add_self_loops",
     "aggregate",
     "attend",
     "before",
+    "coalesce",
+    "connected_components",
+    "degree_features",
     "degree_scalers",
     "edge_softmax",
     "edge_subgraph",
@@ -68,9 +82,13 @@ __all__ = [
     "global_mean",
     "global_sum",
     "k_hop",
+    "laplacian_encoding",
+    "largest_component",
+    "line_graph",
     "negative_destinations",
     "partition",
     "random_walk",
+    "remove_self_loops",
     "sddmm",
     "subgraph",
     "to_cugraph",
@@ -79,4 +97,5 @@ __all__ = [
     "to_networkx",
     "to_pyg",
     "to_scipy",
+    "to_undirected",
 ]

@@ -155,6 +155,28 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
         return low < end and values[low] == wanted
 
     @jit
+    def absent(values, low, high, rank):
+        """Return number ``rank`` of those from 0 on that the rising ``values[low:high]`` lack."""
+        first = low
+        while low < high:  # values[i] - (i - first) of them are below values[i]
+            middle = (low + high) >> 1
+            if values[middle] - (middle - first) <= rank:
+                low = middle + 1
+            else:
+                high = middle
+        return rank + low - first
+
+    @jit
+    def negative(edge, j, src, indptr, indices, n_nodes, stream, key):
+        """Return a node that ``src`` has no edge to; -1 if it has one to each."""
+        low, high = indptr[src], indptr[src + 1]
+        free = n_nodes - (high - low)
+        if free <= 0:
+            return np.int64(-1)
+        rank = np.int64(bounded(word(edge, j, stream, key), stream, key, _U(free)))
+        return absent(indices, low, high, rank)
+
+    @jit
     def slot_of(item, n_slots):
         """Return where a table of ``n_slots``, a power of two, begins to look for ``item``."""
         low, high = _U(item) & _MASK, _U(item) >> _S32

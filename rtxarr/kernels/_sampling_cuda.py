@@ -19,7 +19,8 @@ _one_of, _weighted_one_of, _is_kept = (
     _sampling.weighted_one_of,
     _sampling.is_kept,
 )
-_row_of, _slot_of, _walk = _sampling.row_of, _sampling.slot_of, _sampling.walk
+_row_of, _slot_of = _sampling.row_of, _sampling.slot_of
+_walk, _negative = _sampling.walk, _sampling.negative
 
 
 @cuda.jit
@@ -196,3 +197,12 @@ def walks(out, starts, per_start, indptr, indices, back, near, far, stream, key)
     if row < out.shape[0]:
         start, which = starts[row // per_start], row % per_start
         _walk(out, row, start, which, indptr, indices, back, near, far, stream, key)
+
+
+@cuda.jit
+def negatives(out, edges, src, indptr, indices, n_nodes, stream, key):
+    """Write nodes that sources have no edge to; a thread each."""
+    i = np.int64(cuda.grid(1))
+    if i < out.size:
+        row, j = i // out.shape[1], i % out.shape[1]
+        out[row, j] = _negative(edges[row], j, src[row], indptr, indices, n_nodes, stream, key)

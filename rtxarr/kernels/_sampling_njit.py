@@ -18,7 +18,7 @@ _one_of, _weighted_one_of, _is_kept = (
     _sampling.weighted_one_of,
     _sampling.is_kept,
 )
-_slot_of, _walk = _sampling.slot_of, _sampling.walk
+_slot_of, _walk, _negative = _sampling.slot_of, _sampling.walk, _sampling.negative
 
 
 @_compiled
@@ -150,3 +150,68 @@ def walks(out, starts, per_start, indptr, indices, back, near, far, stream, key)
     for row in range(out.shape[0]):
         start, number = starts[row // per_start], row % per_start
         _walk(out, row, start, number, indptr, indices, back, near, far, stream, key)
+
+
+@_compiled
+def negatives(out, edges, src, indptr, indices, n_nodes, stream, key):
+    """Write for each edge nodes that its source has no edge to."""
+    for i in range(edges.size):
+        for j in range(out.shape[1]):
+            out[i, j] = _negative(edges[i], j, src[i], indptr, indices, n_nodes, stream, key)
+
+
+@_compiled
+def partition(order, indptr, indices, indptr2, indices2, parts, sizes, most):
+    """Put each node, in order, where most of its neighbours are and there is room.
+
+    ``parts`` holds where nodes are, -1 for nowhere yet, and ``sizes`` how many are in each part.
+    """
+    votes = np.zeros(sizes.size, np.int64)
+    for node in order:
+        if parts[node] >= 0:
+            sizes[parts[node]] -= 1
+        for edge in range(indptr[node], indptr[node + 1]):
+            if parts[indices[edge]] >= 0 and indices[edge] != node:
+                votes[parts[indices[edge]]] += 1
+        for edge in range(indptr2[node], indptr2[node + 1]):
+            if parts[indices2[edge]] >= 0 and indices2[edge] != node:
+                votes[parts[indices2[edge]]] += 1
+        best, best_score = -1, 0.0
+        for part in range(sizes.size):
+            if sizes[part] >= most:
+                continue
+            score = votes[part] * (1.0 - sizes[part] / most)
+            smaller = best >= 0 and score == best_score and sizes[part] < sizes[best]
+            if best < 0 or score > best_score or smaller:
+                best, best_score = part, score
+        votes[:] = 0
+        parts[node] = best
+        sizes[best] += 1
+
+
+@_compiled
+def breadth_first(indptr, indices, indptr2, indices2, order):
+    """Write the nodes as a search over edges in both directions comes to them."""
+    seen = np.zeros(order.size, np.bool_)
+    count = 0
+    for root in range(order.size):
+        if seen[root]:
+            continue
+        seen[root] = True
+        order[count] = root
+        done, count = count, count + 1
+        while done < count:
+            node = order[done]
+            done += 1
+            for edge in range(indptr[node], indptr[node + 1]):
+                other = indices[edge]
+                if not seen[other]:
+                    seen[other] = True
+                    order[count] = other
+                    count += 1
+            for edge in range(indptr2[node], indptr2[node + 1]):
+                other = indices2[edge]
+                if not seen[other]:
+                    seen[other] = True
+                    order[count] = other
+                    count += 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from rtxarr._device import launch, namespace, runs_kernels
 
-__all__ = ["draw", "draw_labor", "renumber", "sum_rows", "walks"]
+__all__ = ["draw", "draw_labor", "negatives", "partition", "renumber", "sum_rows", "walks"]
 
 
 def draw(
@@ -257,6 +257,81 @@ def walks(
 
         host.walks(*arguments)
     return out
+
+
+def negatives(
+    edges: Any,
+    src: Any,
+    n: int,
+    indptr: Any,
+    indices: Any,
+    n_nodes: int,
+    *,
+    key: np.uint64,
+    stream: np.uint64,
+) -> Any:
+    """Draw for each edge nodes that its source has no edge to.
+
+    Parameters
+    ----------
+    edges, src : array of int64, shape (n_edges,)
+        The number of each edge, which the draws depend on, and its source.
+    n : int
+        Nodes an edge.
+    indptr, indices : array of int64, shape (n_sources + 1,) and (n_entries,)
+        What each source has an edge to: rising, none twice.
+    n_nodes : int
+        Numbers below this are drawn.
+    key, stream : np.uint64
+
+    Returns
+    -------
+    array of int64, shape (n_edges, n)
+        -1 where a source has edges to all nodes.
+    """
+    xp = namespace(edges, src, indptr, indices)
+    out = xp.empty((edges.shape[0], n), dtype=np.int64)
+    arguments = (out, edges, src, indptr, indices, n_nodes, stream, key)
+    if runs_kernels(edges):
+        from rtxarr.kernels import _sampling_cuda as gpu
+
+        launch(gpu.negatives, out.size, arguments)
+    else:
+        from rtxarr.kernels import _sampling_njit as host
+
+        host.negatives(*arguments)
+    return out
+
+
+def partition(
+    rows: tuple[np.ndarray, np.ndarray],
+    turned: tuple[np.ndarray, np.ndarray],
+    n_parts: int,
+    n_passes: int,
+) -> np.ndarray:
+    """Cut a graph into parts of nearly one size with few edges between them, on the host.
+
+    Parameters
+    ----------
+    rows, turned : tuple of 2 NumPy arrays of int
+        ``indptr`` and ``indices`` of the graph and of the one turned round.
+    n_parts, n_passes : int
+
+    Returns
+    -------
+    NumPy array of int64, shape (n_nodes,)
+        The part of each node.
+    """
+    from rtxarr.kernels import _sampling_njit as host
+
+    n_nodes = rows[0].size - 1
+    order = np.empty(n_nodes, np.int64)
+    host.breadth_first(*rows, *turned, order)
+    parts, sizes = np.full(n_nodes, -1, np.int64), np.zeros(n_parts, np.int64)
+    most = -(-11 * n_nodes // (10 * n_parts))  # room to move in
+    for _ in range(n_passes):
+        host.partition(order, *rows, *turned, parts, sizes, most)
+    return parts
 
 
 def offsets_of(xp: Any, counts: Any) -> Any:

@@ -335,6 +335,7 @@ def sampling_cases():
         "mark_first": (*batches, *table, whole, "int64"),
         "number": (*batches, *table, whole, whole, halves, whole, "int64"),
         "walks": (("int64", 2, "C"), whole, "int64", whole, halves, *("uint64",) * 3, *place),
+        "negatives": (("int64", 2, "C"), *(whole,) * 4, "int64", *place),
     }
     for name, signature in signatures.items():
         yield name, getattr(kernels, name), signature

@@ -83,3 +83,19 @@ def test_walks_are_those_of_the_host(place, both, weights):
         indices[begin:end].sort()
     weights = tuple(np.uint64(w) for w in weights)
     both(sampling.walks, nodes, 2, 6, indptr, indices, weights=weights, **PLACE)
+
+
+def test_negatives_are_those_of_the_host(place, both):
+    indptr, indices, _, nodes = rows(place, seed=3)
+    n_nodes = nodes.size
+    linked = [np.unique(indices[a:b]) for a, b in zip(indptr[:-1], indptr[1:], strict=True)]
+    linked[2] = np.arange(n_nodes)  # has edges to all
+    indptr = np.concatenate([[0], np.cumsum([x.size for x in linked])])
+    flat = np.concatenate(linked).astype(np.int64)
+    src = np.concatenate([nodes, [2]])
+    found = both(
+        sampling.negatives, 7 + np.arange(src.size), src, 3, indptr, flat, n_nodes, **PLACE
+    )
+    for node, others in zip(src, found, strict=True):
+        free = np.setdiff1d(np.arange(n_nodes), linked[node])
+        assert np.isin(others, free).all() if free.size else (others == -1).all()

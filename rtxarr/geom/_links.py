@@ -1,0 +1,196 @@
+"""Sampling for link prediction: edges, nodes that they could have led to, and what is around."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rtxarr import _device
+from rtxarr._checks import check_range
+from rtxarr.dtypes import isdtype
+from rtxarr.geom._graph import Graph, plain
+from rtxarr.geom._sampling import (
+    NEGATIVES,
+    Sample,
+    _HopSampler,
+    _integer,
+    like,
+    stream_of,
+)
+from rtxarr.kernels import sampling
+
+__all__ = ["LinkSample", "LinkSampler", "negative_destinations"]
+
+
+class LinkSample(NamedTuple):
+    """Edges to predict, with what was sampled around their ends.
+
+    Attributes
+    ----------
+    sample : Sample
+        Its seeds are the ends of the edges, each once.
+    src, dst : array of int, shape (n_positive + n_negative,)
+        The ends as places among the seeds: first the edges asked for, then those that are none.
+    labels : array of float32, shape (n_positive + n_negative,)
+        1 and 0.
+    """
+
+    sample: Sample
+    src: Any
+    dst: Any
+    labels: Any
+
+
+class LinkSampler:
+    """Give edges and pairs of nodes without an edge, and sample around them.
+
+    Parameters
+    ----------
+    sampler : NeighborSampler or LaborSampler
+        Samples around the ends. Its graph may lack the edges to predict.
+    n_negatives : int, default 1
+        For each edge, how many pairs of its source with a node that it has no edge to.
+    graph : Graph, optional
+        All edges that are known, which the numbers given later are of and no negative pair is
+        among; the sampler's graph by default.
+    seed : int, default 0
+
+    Notes
+    -----
+    The pairs of an edge follow from the seed, the epoch and the edge's number. A node is not paired
+    with itself.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> graph = geom.Graph.from_edges(np.array([0, 0]), np.array([1, 2]), n_nodes=4)
+    >>> batch = geom.LinkSampler(geom.NeighborSampler(graph, [-1]))(np.array([1]))
+    >>> batch.sample.nodes[batch.dst], batch.labels  # node 0 lacks an edge to 3 alone
+    (array([2, 3]), array([1., 0.], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        sampler: _HopSampler,
+        *,
+        n_negatives: int = 1,
+        graph: Graph | None = None,
+        seed: int = 0,
+    ):
+        self.sampler = sampler
+        self.graph = sampler.graph if graph is None else graph
+        if self.graph.n_nodes != sampler.graph.n_nodes:
+            raise ValueError(
+                f"graph must have the {sampler.graph.n_nodes} nodes of the sampler's, got "
+                f"{self.graph.n_nodes}"
+            )
+        self.n_negatives = _integer("n_negatives", n_negatives, 0, 2**31)
+        self.seed = _integer("seed", seed, 0, 2**64)
+
+    def __repr__(self):
+        return f"LinkSampler({self.sampler!r}, n_negatives={self.n_negatives})"
+
+    def __call__(self, edges: Any, *, epoch: int = 0) -> LinkSample:
+        """Sample for some edges.
+
+        Parameters
+        ----------
+        edges : array of int, shape (n_positive,)
+            Their numbers.
+        epoch : int, default 0
+
+        Returns
+        -------
+        LinkSample
+
+        Raises
+        ------
+        ValueError
+            When a source has edges to all nodes.
+        """
+        graph = self.graph
+        edges = _check_edges(edges, graph)
+        xp = _device.namespace(edges)
+        others = negative_destinations(graph, edges, self.n_negatives, seed=self.seed, epoch=epoch)
+        src, dst = xp.take(graph.src, edges), xp.take(graph.dst, edges)
+        ends = xp.concat([src, xp.repeat(src, self.n_negatives), dst, xp.reshape(others, (-1,))])
+        none = like(edges, np.zeros(2, np.int64))
+        bounds = like(edges, np.array([0, ends.shape[0]]))
+        local, nodes, _ = sampling.renumber(ends[:0], none, ends, bounds, graph.n_dst)
+        n_pairs = ends.shape[0] // 2
+        labels = xp.zeros_like(local[:n_pairs], dtype=xp.float32)
+        labels[: edges.shape[0]] = 1
+        sample = self.sampler(nodes, epoch=epoch)
+        return LinkSample(sample, local[:n_pairs], local[n_pairs:], labels)
+
+
+def negative_destinations(
+    graph: Graph, edges: Any, n: int = 1, *, seed: int = 0, epoch: int = 0
+) -> Any:
+    """Draw for each edge nodes that its source has no edge to, each as likely.
+
+    Parameters
+    ----------
+    graph : Graph
+    edges : array of int, shape (n_edges,)
+        Numbers of edges, which the draws depend on besides seed and epoch.
+    n : int, default 1
+    seed, epoch : int, default 0
+
+    Returns
+    -------
+    array of int64, shape (n_edges, n)
+        Drawn independently, so that a node may come twice. Never the source itself.
+
+    Raises
+    ------
+    ValueError
+        When a source has edges to all nodes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> path = geom.Graph.from_edges(np.array([0, 1]), np.array([1, 2]), n_nodes=3)
+    >>> geom.negative_destinations(path, np.array([1, 0]), 2)
+    array([[0, 0],
+           [2, 2]])
+    """
+    edges = _check_edges(edges, graph)
+    n = _integer("n", n, 0, 2**31)
+    key, stream = stream_of(
+        _integer("seed", seed, 0, 2**64), NEGATIVES, _integer("epoch", epoch, 0, 2**63)
+    )
+    xp = _device.namespace(edges)
+    src = xp.take(graph.src, edges)
+    found = sampling.negatives(edges, src, n, *_linked(graph), graph.n_dst, key=key, stream=stream)
+    if bool(xp.any(found < 0)):
+        node = int(src[xp.argmax(xp.any(found < 0, axis=1))])
+        raise ValueError(f"node {node} has edges to all other nodes, so none is left to draw")
+    return found
+
+
+def _linked(graph):
+    """Give what each node has an edge to, and itself: rising, each once; kept with the graph."""
+
+    def sort():
+        xp = _device.namespace(graph.indptr)
+        nodes = like(graph.indptr, np.arange(graph.n_nodes))
+        n = max(graph.n_nodes, 1)
+        keys = xp.concat([graph.wide_indices * n + graph._rows, nodes * (n + 1)])
+        keys = xp.unique_values(keys)
+        bounds = xp.searchsorted(keys, like(keys, np.arange(graph.n_nodes + 1)) * n)
+        return xp.astype(bounds, xp.int64, copy=False), keys % n
+
+    return graph.once("linked", sort)
+
+
+def _check_edges(edges, graph):
+    if not _device.is_array(edges) or edges.ndim != 1 or not isdtype(edges.dtype, "integral"):
+        raise TypeError(f"edges must be a one-dimensional array of integers, got {edges!r}")
+    edges = plain(edges)
+    check_range("edges", edges, 0, graph.n_edges)
+    edges = _device.to_device(edges, graph.device)
+    return _device.namespace(edges).astype(edges, np.int64, copy=False)
