@@ -146,7 +146,7 @@ def backward_plan(n_features: int, dtype: Any, wide: bool, *, with_sums: bool) -
     """Deal the rows out to the backward kernel, with the sums of the parameters or without."""
     from rtxarr.kernels._rows import plan_rows
 
-    options = {"pieces": 2, "most": 16, "threads": 128}
+    options: dict[str, Any] = {"pieces": 2, "most": 16, "threads": 128}
     if with_sums:  # which take as many registers as a row and its gradient
         options = {"pieces": 1, "most": 12, "threads": 128}
     return plan_rows(n_features, dtype, wide=wide, **options)
