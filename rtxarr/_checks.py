@@ -34,6 +34,11 @@ def check_values():
         _state.enabled = before
 
 
+def values_are_checked() -> bool:
+    """Tell whether this is inside :func:`check_values`."""
+    return _state.enabled
+
+
 def check_range_if_asked(name: str, index, low: int, high: int) -> None:
     """Do :func:`check_range` inside :func:`check_values`, else nothing."""
     if _state.enabled:

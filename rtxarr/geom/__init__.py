@@ -16,11 +16,19 @@ from rtxarr.geom._convert import (
     to_scipy,
 )
 from rtxarr.geom._encodings import degree_features, laplacian_encoding
+from rtxarr.geom._gat import GATConv, GATv2Conv, TransformerConv
+from rtxarr.geom._gcn import APPNP, ChebConv, GCNConv, SGConv, gcn_norm
+from rtxarr.geom._gin import EdgeConv, GINConv, GINEConv
 from rtxarr.geom._graph import Graph
 from rtxarr.geom._hetero import HeteroConv, HeteroGraph
+from rtxarr.geom._jumping import JumpingKnowledge
+from rtxarr.geom._layer import load_arrays
 from rtxarr.geom._links import LinkSample, LinkSampler, negative_destinations
 from rtxarr.geom._loader import NeighborLoader
 from rtxarr.geom._message_passing import MessagePassing
+from rtxarr.geom._metrics import auc, average_precision, hits_at_k, mrr
+from rtxarr.geom._norms import GraphLayerNorm, GraphNorm, InstanceNorm, PairNorm
+from rtxarr.geom._pna import PNAConv
 from rtxarr.geom._pooling import (
     SAGPooling,
     Set2Set,
@@ -30,7 +38,16 @@ from rtxarr.geom._pooling import (
     global_mean,
     global_sum,
 )
+from rtxarr.geom._rgcn import RGCNConv
+from rtxarr.geom._sage import GraphConv, SAGEConv
 from rtxarr.geom._sampling import LaborSampler, NeighborSampler, Sample
+from rtxarr.geom._splits import (
+    Links,
+    LinkSplit,
+    negative_sampling,
+    random_link_split,
+    random_node_split,
+)
 from rtxarr.geom._subgraph import before, edge_subgraph, k_hop, subgraph
 from rtxarr.geom._subsampling import ClusterSampler, SaintSampler, partition
 from rtxarr.geom._transforms import (
@@ -45,25 +62,48 @@ from rtxarr.geom._transforms import (
 from rtxarr.geom._walks import random_walk
 
 __all__ = [
+    "APPNP",
     "Batch",
+    "ChebConv",
     "ClusterSampler",
+    "EdgeConv",
+    "GATConv",
+    "GATv2Conv",
+    "GCNConv",
+    "GINConv",
+    "GINEConv",
     "Graph",
+    "GraphConv",
+    "GraphLayerNorm",
+    "GraphNorm",
     "HeteroConv",
     "HeteroGraph",
+    "InstanceNorm",
+    "JumpingKnowledge",
     "LaborSampler",
     "LinkSample",
     "LinkSampler",
+    "LinkSplit",
+    "Links",
     "MessagePassing",
     "NeighborLoader",
     "NeighborSampler",
+    "PNAConv",
+    "PairNorm",
+    "RGCNConv",
+    "SAGEConv",
     "SAGPooling",
+    "SGConv",
     "SaintSampler",
     "Sample",
     "Set2Set",
     "TopKPooling",
+    "TransformerConv",
     "add_self_loops",
     "aggregate",
     "attend",
+    "auc",
+    "average_precision",
     "before",
     "coalesce",
     "connected_components",
@@ -77,16 +117,23 @@ __all__ = [
     "from_networkx",
     "from_pyg",
     "from_scipy",
+    "gcn_norm",
     "global_attention",
     "global_max",
     "global_mean",
     "global_sum",
+    "hits_at_k",
     "k_hop",
     "laplacian_encoding",
     "largest_component",
     "line_graph",
+    "load_arrays",
+    "mrr",
     "negative_destinations",
+    "negative_sampling",
     "partition",
+    "random_link_split",
+    "random_node_split",
     "random_walk",
     "remove_self_loops",
     "sddmm",

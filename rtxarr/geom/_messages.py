@@ -117,13 +117,14 @@ def _reduce(messages, *, op, indptr):
     return _REDUCTIONS[op](messages, indptr)
 
 
-def _rows(indptr, n):
+def owners(indptr: Any, n: int) -> Any:
+    """Give the segment that each of ``n`` rows belongs to."""
     xp = namespace(indptr)
     return xp.searchsorted(indptr[1:], xp.arange(n, dtype=indptr.dtype), side="right")
 
 
 def _var(x, indptr):
-    rows = _rows(indptr, x.shape[0])
+    rows = owners(indptr, x.shape[0])
     deviation = x - take(segment_mean(x, indptr), rows, axis=0)
     return segment_mean(deviation * deviation, indptr)
 
@@ -135,7 +136,7 @@ def root(var: Any) -> Any:
 
 
 def _softmax(x, indptr):
-    rows = _rows(indptr, x.shape[0])
+    rows = owners(indptr, x.shape[0])
     top = stop_gradient(segment_max(x, indptr))
     top = where(top == -float("inf"), 0, top)
     shares = exp(x - take(top, rows, axis=0))
@@ -153,7 +154,7 @@ def _mul(x, indptr):
         halves = (lengths + 1) // 2
         starts = xp.concat([xp.zeros(1, dtype=xp.int64), xp.cumulative_sum(halves)])
         total = int(starts[-1])
-        rows = _rows(starts, total)
+        rows = owners(starts, total)
         place = 2 * (xp.arange(total, dtype=xp.int64) - xp.take(starts, rows))
         first = xp.take(indptr, rows) + place
         paired = place + 1 < xp.take(lengths, rows)
@@ -168,10 +169,10 @@ def _median(x, indptr):
     xp = namespace(indptr)
     if x.shape[0] == 0:
         return segment_sum(x, indptr)
-    rows = reshape(_rows(indptr, x.shape[0]), (-1,) + (1,) * (x.ndim - 1))
+    rows = reshape(owners(indptr, x.shape[0]), (-1,) + (1,) * (x.ndim - 1))
     order = xp.argsort(raw(x), axis=0, stable=True)
-    owners = xp.take_along_axis(xp.broadcast_to(rows, x.shape), order, axis=0)
-    order = xp.take_along_axis(order, xp.argsort(owners, axis=0, stable=True), axis=0)
+    sorted_rows = xp.take_along_axis(xp.broadcast_to(rows, x.shape), order, axis=0)
+    order = xp.take_along_axis(order, xp.argsort(sorted_rows, axis=0, stable=True), axis=0)
     lengths = indptr[1:] - indptr[:-1]
     last = x.shape[0] - 1  # segments without messages take any
     low = xp.clip(indptr[:-1] + (lengths - 1) // 2, 0, last)

@@ -1,0 +1,166 @@
+"""Graph convolution with a matrix for each kind of edge."""
+
+from typing import Any
+
+from rtxarr import _device
+from rtxarr._checks import check_range
+from rtxarr.autograd._tape import raw
+from rtxarr.dtypes import isdtype
+from rtxarr.geom._aggregate import aggregate
+from rtxarr.geom._graph import Graph
+from rtxarr.geom._layer import Layer, bias_of, made, sizes, with_bias
+from rtxarr.geom._message_passing import pair
+from rtxarr.geom._messages import check_op
+from rtxarr.nn import Parameter
+from rtxarr.nn.initializers import xavier_uniform
+from rtxarr.ops import reshape
+from rtxarr.ops._check import check_sizes
+
+__all__ = ["RGCNConv"]
+
+
+class RGCNConv(Layer):
+    """Relational graph convolution: ``y_i = W_root x_i + sum_r agg_j W_r x_j + b``.
+
+    The aggregate for kind ``r`` is over the edges of that kind from ``j`` to ``i``.
+
+    Parameters
+    ----------
+    in_channels : int, or pair of int for sources and destinations
+    out_channels : int
+    n_relations : int
+        Kinds of edges.
+    n_bases : int, optional
+        Make each ``W_r`` a combination of so many matrices.
+    aggr : str, default "mean"
+        An operation of :func:`rtxarr.geom.aggregate`.
+    root_weight : bool, default True
+        False leaves out ``W_root x_i``.
+    bias : bool, default True
+    dtype : dtype, default float32
+    device : Device or str, default the current one
+    generator : Generator, default :func:`rtxarr.random.default_generator`
+        For the first values.
+
+    Attributes
+    ----------
+    weight : Parameter, shape (n_relations or n_bases, in_channels, out_channels)
+    comp : Parameter, shape (n_relations, n_bases), or None
+    root : Parameter, shape (in_channels, out_channels), or None
+    bias : Parameter, shape (out_channels,), or None
+
+    Notes
+    -----
+    Call it as ``layer(graph, x, edge_type)``, with ``x`` of shape (n_nodes, in_channels), or a pair
+    for sources and destinations, and integers of shape (n_edges,) in ``[0, n_relations)``. The
+    graph is taken apart by kind once for each array of kinds.
+
+    References
+    ----------
+    Schlichtkrull et al., "Modeling Relational Data with Graph Convolutional Networks", 2017,
+    arXiv:1703.06103, eq. 2 and 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rtxarr as rx
+    >>> from rtxarr import geom
+    >>> graph = geom.Graph.from_edges(np.array([0, 1]), np.array([1, 2]), n_nodes=4)
+    >>> layer = geom.RGCNConv(8, 2, 3)
+    >>> layer(graph, rx.ones((4, 8), dtype="float32"), np.array([2, 0])).shape
+    (4, 2)
+    """
+
+    _shown = ("in_channels", "out_channels", "n_relations", "n_bases", "aggr", "root_weight")
+    _dgl_names = {
+        "linear_r.W": "weight",
+        "linear_r.coeff": "comp",
+        "loop_weight": "root",
+        "h_bias": "bias",
+    }
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        n_relations: int,
+        *,
+        n_bases: int | None = None,
+        aggr: str = "mean",
+        root_weight: bool = True,
+        bias: bool = True,
+        dtype: Any = None,
+        device: Any = None,
+        generator: Any = None,
+    ):
+        check_sizes(n_relations=n_relations)
+        check_op(aggr)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.n_relations, self.n_bases = n_relations, n_bases
+        self.aggr, self.root_weight = aggr, root_weight
+        options = made(dtype, device, generator)
+        n_src, n_dst = sizes(in_channels)
+        n_matrices = n_relations if n_bases is None else n_bases
+        init = xavier_uniform(in_axis=1, out_axis=2)
+        self.weight = Parameter((n_matrices, n_src, out_channels), init=_each(init), **options)
+        self.comp = self.root = None
+        if n_bases is not None:
+            self.comp = Parameter((n_relations, n_bases), init="xavier_uniform", **options)
+        if root_weight:
+            self.root = Parameter((n_dst, out_channels), init="xavier_uniform", **options)
+        self.bias = bias_of(out_channels, bias, **options)
+
+    def forward(self, graph: Graph, x: Any, edge_type: Any) -> Any:
+        src, dst = pair(graph, x)
+        weight = self.weight
+        if self.comp is not None:
+            flat = reshape(weight, (self.n_bases, -1))
+            weight = reshape(self.comp @ flat, (self.n_relations, *weight.shape[1:]))
+        out = None if self.root is None else dst @ self.root
+        first = self.aggr in ("sum", "mean") and self.out_channels < src.shape[1]
+        for kind, part in enumerate(by_kind(graph, edge_type, self.n_relations)):
+            if first:
+                found = aggregate(part, src @ weight[kind], self.aggr)
+            else:
+                found = aggregate(part, src, self.aggr) @ weight[kind]
+            out = found if out is None else out + found
+        return with_bias(out, self.bias)
+
+
+def _each(init):
+    """Let an initializer count the fans of one matrix of a stack."""
+
+    def one_by_one(shape, *, dtype, generator=None):
+        parts = [init((1, *shape[1:]), dtype=dtype, generator=generator) for _ in range(shape[0])]
+        return _device.namespace(parts[0]).concat(parts, axis=0)
+
+    return one_by_one
+
+
+def by_kind(graph: Graph, kinds: Any, n_kinds: int) -> list[Graph]:
+    """Take a graph apart by the kinds of its edges, all nodes staying in each part."""
+    kinds = raw(kinds)
+    if not _device.is_array(kinds) or not isdtype(kinds.dtype, "integral"):
+        raise TypeError(f"edge_type must be an array of integers, got {kinds!r}")
+    if kinds.shape != (graph.n_edges,):
+        raise ValueError(f"edge_type must have shape ({graph.n_edges},), got {kinds.shape}")
+    key = ("by_kind", id(kinds), n_kinds)
+    # The array is kept beside the parts, so that no other one gets its id.
+    return graph.once(key, lambda: (kinds, _parts(graph, kinds, n_kinds)))[1]
+
+
+def _parts(graph, kinds, n_kinds):
+    check_range("edge_type", kinds, 0, n_kinds)
+    xp = _device.namespace(graph.indptr)
+    parts = []
+    for kind in range(n_kinds):
+        (numbers,) = xp.nonzero(kinds == kind)
+        parts.append(
+            Graph.from_edges(
+                xp.take(graph.src, numbers),
+                xp.take(graph.dst, numbers),
+                n_src=graph.n_src,
+                n_dst=graph.n_dst,
+            )
+        )
+    return parts
