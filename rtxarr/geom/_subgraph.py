@@ -186,18 +186,18 @@ def k_hop(graph: Graph, nodes: Any, k: int, *, direction: str = "in") -> tuple[A
 def _row_entries(graph, rows):
     """Give the places of the stored edges of some destinations, row by row."""
     xp = _device.namespace(rows)
-    return ranges(graph, xp.take(graph.indptr, rows), xp.take(graph.in_degrees, rows))
+    return ranges(xp.take(graph.indptr, rows), xp.take(graph.in_degrees, rows))[0]
 
 
-def ranges(graph: Any, start: Any, length: Any) -> Any:
-    """Give ``start[i], start[i] + 1, ...``, ``length[i]`` numbers each, one after the other."""
+def ranges(start: Any, length: Any) -> tuple[Any, Any]:
+    """Give ``start[i], start[i] + 1, ...``, ``length[i]`` numbers each, and the ``i`` of each."""
     xp = _device.namespace(start, length)
     if start.shape[0] == 0:
-        return start
+        return start, start
     end = xp.cumulative_sum(length)
-    entry = iota(graph, int(end[-1]))
+    entry = iota(start, int(end[-1]))
     which = xp.searchsorted(end, entry, side="right")
-    return entry + xp.take(start - end + length, which)
+    return entry + xp.take(start - end + length, which), which
 
 
 def chosen(name: str, entries: Any, n: int, graph: Graph) -> Any:
