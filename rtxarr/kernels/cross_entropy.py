@@ -9,6 +9,7 @@ import numpy as np
 from rtxarr._device import launch, namespace, runs_kernels
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels import norm
+from rtxarr.kernels.segment import row_by_row
 from rtxarr.kernels.softmax import how_wide
 
 __all__ = [
@@ -51,7 +52,7 @@ def soft_cross_entropy(logits: Any, targets: Any) -> Any:
 
     xp = namespace(logits, targets)
     out = xp.empty(logits.shape[:-1], dtype=logits.dtype)
-    logits, targets, flat = (xp.reshape(x, (-1,)) for x in (logits, targets, out))
+    logits, targets, flat = (row_by_row(x) for x in (logits, targets, out))
     losses, _ = kernels(out.dtype)
     launch(losses, flat.size, (logits, targets, flat, logits.size // flat.size))
     return out
@@ -74,7 +75,7 @@ def soft_cross_entropy_gradient(logits: Any, targets: Any, grad: Any) -> Any:
 
     xp = namespace(logits, targets, grad)
     out = xp.empty(logits.shape, dtype=logits.dtype)
-    logits, targets, grad, flat = (xp.reshape(x, (-1,)) for x in (logits, targets, grad, out))
+    logits, targets, grad, flat = (row_by_row(x) for x in (logits, targets, grad, out))
     _, gradient = kernels(out.dtype)
     launch(gradient, grad.size, (logits, targets, grad, flat, flat.size // grad.size))
     return out
@@ -109,8 +110,8 @@ def label_cross_entropy(
     xp = namespace(logits, labels, kept)
     n, dtype = logits.shape[-1], accumulator(logits.dtype)
     losses, lse = (xp.empty(logits.shape[:-1], dtype=dtype) for _ in range(2))
-    flat, labels = xp.reshape(logits, (-1,)), xp.reshape(labels, (-1,))
-    mask = labels if kept is None else xp.reshape(kept, (-1,))
+    flat, labels = row_by_row(logits), row_by_row(labels)
+    mask = labels if kept is None else row_by_row(kept)
     plan = label_plan(n, logits.dtype, *how_wide(n, flat))
     launch(
         label_losses(logits.dtype, plan, bool(label_smoothing), kept is not None),
@@ -152,8 +153,8 @@ def label_cross_entropy_gradient(
     xp = namespace(logits, lse, up, down, labels)
     n, dtype = logits.shape[-1], accumulator(logits.dtype)
     out = xp.empty(logits.shape, dtype=logits.dtype)
-    flat = xp.reshape(logits, (-1,))
-    lse, up, down, labels = (xp.reshape(x, (-1,)) for x in (lse, up, down, labels))
+    flat = row_by_row(logits)
+    lse, up, down, labels = (row_by_row(x) for x in (lse, up, down, labels))
     plan = label_plan(n, logits.dtype, *how_wide(n, flat))
     launch(
         label_gradient(logits.dtype, plan, bool(label_smoothing)),

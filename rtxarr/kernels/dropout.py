@@ -9,7 +9,7 @@ import numpy as np
 from rtxarr._device import launch, namespace
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels.norm import fits
-from rtxarr.kernels.segment import can_be_wide
+from rtxarr.kernels.segment import can_be_wide, row_by_row
 
 __all__ = ["dropout_add", "fits", "threshold"]
 
@@ -43,9 +43,7 @@ def dropout_add(x: Any, residual: Any, bias: Any, *, place: Any, rate: float) ->
     dtype, scalar = x.dtype, accumulator(x.dtype).type
     n_features = x.shape[-1] if x.ndim else 1
     out = xp.empty(x.shape, dtype=dtype)
-    flat, residual, bias = (
-        None if a is None else xp.reshape(a, (-1,)) for a in (x, residual, bias)
-    )
+    flat, residual, bias = (None if a is None else row_by_row(a) for a in (x, residual, bias))
     wide = all(a is None or can_be_wide(a, 16) for a in (flat, residual, bias))
     if bias is not None:
         wide = wide and can_be_wide(bias, n_features)

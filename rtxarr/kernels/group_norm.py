@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rtxarr._device import _SIMULATING, launch, namespace
 from rtxarr.kernels import norm
-from rtxarr.kernels.segment import can_be_wide
+from rtxarr.kernels.segment import can_be_wide, row_by_row
 
 __all__ = ["fits", "group_normalize", "group_normalize_gradient"]
 
@@ -40,7 +40,7 @@ def _layout(xp: Any, x: Any) -> _Layout:
 
 
 def _flat(xp: Any, x: Any, layout: _Layout) -> Any:
-    return xp.reshape(xp.moveaxis(x, 1, -1) if layout.last else x, (-1,))
+    return row_by_row(xp.moveaxis(x, 1, -1) if layout.last else x)
 
 
 def _empty_like(xp: Any, x: Any, layout: _Layout) -> Any:
@@ -113,7 +113,7 @@ def group_normalize(
     layout, dtype = _layout(xp, x), inverse.dtype
     out = _empty_like(xp, x, layout)
     flat, target = _flat(xp, x, layout), _flat(xp, out, layout)
-    affine = tuple(None if a is None else xp.reshape(a, (-1,)) for a in (weight, bias))
+    affine = tuple(None if a is None else row_by_row(a) for a in (weight, bias))
     weight, bias = (flat if a is None else a for a in affine)
     centre, inverse = xp.reshape(centre, (-1,)), xp.reshape(inverse, (-1,))
     kernels, grid, block, chunks = _deal_out(layout, x.dtype, (flat,), affine, silu)
@@ -162,7 +162,7 @@ def group_normalize_gradient(
     layout, dtype, kind = _layout(xp, x), inverse.dtype, x.dtype
     out = _empty_like(xp, x, layout)
     flat, up, target = (_flat(xp, a, layout) for a in (x, grad, out))
-    affine = tuple(None if a is None else xp.reshape(a, (-1,)) for a in (weight, bias))
+    affine = tuple(None if a is None else row_by_row(a) for a in (weight, bias))
     weight, bias = (flat if a is None else a for a in affine)
     centre, inverse = xp.reshape(centre, (-1,)), xp.reshape(inverse, (-1,))
     kernels, grid, block, chunks = _deal_out(layout, kind, (flat, up), affine, silu)

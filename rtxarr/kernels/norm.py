@@ -8,7 +8,7 @@ import numpy as np
 
 from rtxarr._device import launch, namespace, runs_kernels
 from rtxarr.dtypes import accumulator, is_half
-from rtxarr.kernels.segment import can_be_wide
+from rtxarr.kernels.segment import can_be_wide, row_by_row
 
 __all__ = ["fits", "normalize", "normalize_gradient"]
 
@@ -55,7 +55,7 @@ def normalize(
 
     xp = namespace(x, weight, bias)
     out = xp.empty(x.shape, dtype=x.dtype)
-    flat, weight, bias = _flat(xp, x, weight, bias)
+    flat, weight, bias = _flat(x, weight, bias)
     plan = forward_plan(n_features, x.dtype, _all_wide(n_features, flat, weight, bias))
     kernel = forward(x.dtype, plan, centre is not None, weight is not None, bias is not None)
     inverse = xp.reshape(inverse, (-1,))
@@ -110,7 +110,7 @@ def normalize_gradient(
     xp = namespace(grad, x, weight)
     dtype, centred, n = x.dtype, centre is not None, n_features
     out = xp.empty(x.shape, dtype=dtype)
-    grad, x, weight = _flat(xp, grad, x, weight)
+    grad, x, weight = _flat(grad, x, weight)
     inverse = xp.reshape(inverse, (-1,))
     centre = xp.reshape(centre, (-1,)) if centred else inverse
     wide = _all_wide(n, grad, x, weight)
@@ -152,9 +152,8 @@ def backward_plan(n_features: int, dtype: Any, wide: bool, *, with_sums: bool) -
     return plan_rows(n_features, dtype, wide=wide, **options)
 
 
-def _flat(xp: Any, *arrays: Any) -> list[Any]:
-    # Copies what is not contiguous.
-    return [None if a is None else xp.reshape(a, (-1,)) for a in arrays]
+def _flat(*arrays: Any) -> list[Any]:
+    return [None if a is None else row_by_row(a) for a in arrays]
 
 
 def _all_wide(n_features: int, *arrays: Any) -> bool:

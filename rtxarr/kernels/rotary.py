@@ -9,7 +9,7 @@ import numpy as np
 
 from rtxarr._device import launch, namespace, runs_kernels
 from rtxarr.dtypes import accumulator, is_half
-from rtxarr.kernels.segment import can_be_wide
+from rtxarr.kernels.segment import can_be_wide, row_by_row
 
 __all__ = ["fits", "rotate"]
 
@@ -47,7 +47,7 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool, inverse: bool) -> A
     x = x.transpose(order)
     length, half, scalar = x.shape[-1], cos.shape[-1], accumulator(x.dtype)
     out = xp.empty(x.shape, dtype=x.dtype)
-    flat, target = xp.reshape(x, (-1,)), xp.reshape(out, (-1,))
+    flat, target = row_by_row(x), xp.reshape(out, (-1,))
     cos, sin, inner, period = _angles(xp, (cos, sin), x.shape, order, scalar)
     # Every piece that a thread takes must begin at a multiple of 16 bytes.
     pairs = half if not interleaved else 2 * half
@@ -92,4 +92,4 @@ def _angles(xp: Any, angles: tuple, shape: tuple, order: tuple, dtype: Any) -> t
         full = (*shape[:-1], found[0].shape[-1])
         found = [xp.broadcast_to(a, full) for a in found]
         inner, period = 1, math.prod(shape[:-1])
-    return *(xp.reshape(a, (-1,)) for a in found), max(1, inner), max(1, period)
+    return *(row_by_row(a) for a in found), max(1, inner), max(1, period)

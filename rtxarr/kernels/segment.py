@@ -109,7 +109,7 @@ def _reduce_gpu(
     from rtxarr.kernels._segment_cuda import JOIN_BLOCK, kernels
 
     n_features = shape[1]
-    flat = xp.reshape(values, (-1,))  # copies when values is not contiguous
+    flat = row_by_row(values)
     out = xp.empty(shape[0] * n_features, dtype=values.dtype)
     width = {2: 8, 4: 4}[values.dtype.itemsize] if can_be_wide(flat, n_features) else 1
     rows, chunks, join = kernels(op, values.dtype, width > 1, indices is not None)
@@ -136,6 +136,13 @@ def row_block(n_features: int, width: int) -> tuple[int, int]:
     """Give the block whose threads along x share a row, each with ``width`` features at a time."""
     lanes = min(128, 1 << (-(-n_features // width) - 1).bit_length())
     return lanes, 256 // lanes
+
+
+def row_by_row(x: Any) -> Any:
+    """Give the elements of an array row by row, as one contiguous axis; copied if they lie else."""
+    flat = x.reshape(-1)
+    # One axis of a strided array, and several of a broadcast one, become one without a copy.
+    return flat if flat.flags.c_contiguous else flat.copy()
 
 
 def can_be_wide(flat: Any, n_features: int) -> bool:

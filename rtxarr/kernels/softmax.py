@@ -6,7 +6,7 @@ from typing import Any
 
 from rtxarr._device import launch, namespace
 from rtxarr.kernels.norm import fits
-from rtxarr.kernels.segment import can_be_wide
+from rtxarr.kernels.segment import can_be_wide, row_by_row
 
 __all__ = ["fits", "softmax", "softmax_gradient"]
 
@@ -29,7 +29,7 @@ def softmax(x: Any, *, logarithm: bool) -> Any:
 
     xp = namespace(x)
     out = xp.empty(x.shape, dtype=x.dtype)
-    n, flat = x.shape[-1], xp.reshape(x, (-1,))  # copies what is not contiguous
+    n, flat = x.shape[-1], row_by_row(x)
     plan = forward_plan(n, x.dtype, *how_wide(n, flat))
     n_rows = flat.size // n
     launch(
@@ -59,7 +59,7 @@ def softmax_gradient(grad: Any, out: Any, *, logarithm: bool) -> Any:
     xp = namespace(grad, out)
     of_x = xp.empty(out.shape, dtype=out.dtype)
     n = out.shape[-1]
-    grad, out = xp.reshape(grad, (-1,)), xp.reshape(out, (-1,))
+    grad, out = row_by_row(grad), row_by_row(out)
     plan = backward_plan(n, out.dtype, *how_wide(n, grad, out))
     n_rows = out.size // n
     launch(

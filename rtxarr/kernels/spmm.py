@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rtxarr._device import launch, namespace, runs_kernels
-from rtxarr.kernels.segment import can_be_wide, row_block
+from rtxarr.kernels.segment import can_be_wide, row_block, row_by_row
 
 __all__ = ["spmm"]
 
@@ -46,7 +46,7 @@ def spmm(
         return _spmm_host(values, dense, indptr, indices, order, rows)
     from rtxarr.kernels._spmm_cuda import join, multiply
 
-    flat = xp.reshape(dense, (-1,))  # copies when dense is not contiguous
+    flat = row_by_row(dense)
     partial = xp.empty(n_pieces * n_features, dtype=values.dtype)
     wide = can_be_wide(flat, n_features)
     block = row_block(n_features, 4 if wide else 1)
