@@ -15,6 +15,7 @@ from rtxarr.geom._convert import (
     to_pyg,
     to_scipy,
 )
+from rtxarr.geom._datasets import GraphSet, load_karate, load_mutag, read_dgcnn
 from rtxarr.geom._encodings import degree_features, laplacian_encoding
 from rtxarr.geom._gat import GATConv, GATv2Conv, TransformerConv
 from rtxarr.geom._gcn import APPNP, ChebConv, GCNConv, SGConv, gcn_norm
@@ -42,8 +43,8 @@ from rtxarr.geom._rgcn import RGCNConv
 from rtxarr.geom._sage import GraphConv, SAGEConv
 from rtxarr.geom._sampling import LaborSampler, NeighborSampler, Sample
 from rtxarr.geom._splits import (
-    Links,
     LinkSplit,
+    Links,
     negative_sampling,
     random_link_split,
     random_node_split,
@@ -76,6 +77,7 @@ __all__ = [
     "GraphConv",
     "GraphLayerNorm",
     "GraphNorm",
+    "GraphSet",
     "HeteroConv",
     "HeteroGraph",
     "InstanceNorm",
@@ -128,6 +130,8 @@ __all__ = [
     "largest_component",
     "line_graph",
     "load_arrays",
+    "load_karate",
+    "load_mutag",
     "mrr",
     "negative_destinations",
     "negative_sampling",
@@ -135,6 +139,7 @@ __all__ = [
     "random_link_split",
     "random_node_split",
     "random_walk",
+    "read_dgcnn",
     "remove_self_loops",
     "sddmm",
     "subgraph",
