@@ -548,7 +548,6 @@ _SIMULATING = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 _HALF = ("float16", "bfloat16")
 
 # Given by __getattr__.
-core: Any
 cuda: Any
 cupy: Any
 driver: Any
@@ -587,12 +586,6 @@ def __getattr__(name: str) -> Any:
         from cuda.bindings import driver
 
         value = driver
-    elif name == "core":
-        try:
-            from cuda import core
-        except ImportError:
-            raise ImportError(f"GPU kernels need cuda-core: {_INSTALL}") from None
-        value = core
     elif name == "tile":
         from cuda import tile
 
@@ -648,7 +641,10 @@ def _launcher() -> Any:
     cupy = _cupy()
     if not _gpu_count():
         raise RuntimeError(_missing_gpu("cuda:0"))
-    core = __getattr__("core")
+    try:
+        from cuda import core
+    except ImportError:
+        raise ImportError(f"GPU kernels need cuda-core: {_INSTALL}") from None
 
     gpu_array = cupy.ndarray
     current_device = cupy.cuda.runtime.getDevice

@@ -20,13 +20,13 @@ from rtxarr.libs import blas, tile
 
 # Rows, summed axis, columns of the result.
 SHAPES = ((8192, 4096, 14336), (8192, 1024, 4096), (4096, 4096, 4096), (64, 4096, 14336))
-# Other tiles to try, for all but small results.
+# Tiles to try.
 TILES = {
-    "linear": ((128, 256, 64), (128, 128, 64), (128, 128, 128), (256, 128, 64)),
-    "gated_linear": ((128, 128, 64), (128, 128, 32), (256, 64, 64)),
-    "norm_linear": ((128, 256, 64), (128, 128, 64), (128, 256, 32), (128, 128, 128)),
-    "fp8_rows": ((128, 128, 128), (128, 256, 128)),
-    "fast fp8_rows": ((128, 256, 128), (128, 128, 128), (256, 128, 128)),
+    "linear": ((128, 256, 64), (128, 128, 64), (256, 128, 64), (64, 64, 64), (64, 64, 128)),
+    "gated_linear": ((128, 128, 64), (256, 64, 64), (64, 64, 64), (64, 64, 128)),
+    "norm_linear": ((128, 256, 64), (128, 128, 64), (64, 256, 64), (64, 128, 64)),
+    "fp8_rows": ((128, 128, 128), (128, 256, 128), (64, 64, 128)),
+    "fast fp8_rows": ((128, 256, 128), (128, 128, 128), (256, 128, 128), (64, 64, 128)),
 }
 
 
@@ -131,18 +131,18 @@ def theirs(m, k, n):
     return found
 
 
-def with_tiles(function, kernel, choice, n_processors=None):
-    """Let a function use one choice of tiles; with many processors each tile is a block."""
+def with_tiles(function, kernel, choice, loops=True):
+    """Let a function use one choice of tiles, several in a block or each in one."""
 
     def call():
-        before = tile._TILES[kernel], tile._processors
+        before = tile._TILES[kernel], tile._loops
         tile._TILES[kernel] = (choice,)
-        if n_processors is not None:
-            tile._processors = lambda device_id: n_processors
+        if not loops:
+            tile._loops = lambda *args: False
         try:
             return function()
         finally:
-            tile._TILES[kernel], tile._processors = before
+            tile._TILES[kernel], tile._loops = before
 
     return call
 
@@ -203,7 +203,7 @@ def main():
                 functions = {}
                 for choice in TILES[kernel]:
                     functions[str(choice)] = with_tiles(call, kernel, choice)
-                    functions[f"{choice}, each a block"] = with_tiles(call, kernel, choice, 2**31)
+                    functions[f"{choice}, each a block"] = with_tiles(call, kernel, choice, False)
             flops, n_bytes = work_of(what, *shape)
             case = {"case": what, "shape": shape, "unit": "TFLOP/s"}
             times = device_times(functions, options.rounds)

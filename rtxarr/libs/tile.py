@@ -22,7 +22,7 @@ import numpy as np
 from rtxarr import _device
 from rtxarr._device import is_device_array, namespace
 from rtxarr.dtypes import DTYPES, is_half
-from rtxarr.kernels.tile._build import ACTIVATIONS, Matrix, Signature, Vector
+from rtxarr.kernels.tile._build import ACTIVATIONS, Array, Signature
 from rtxarr.kernels.tile._launch import launch, load
 from rtxarr.libs import _layout, blas
 from rtxarr.libs._layout import Unsupported
@@ -39,7 +39,7 @@ _GELU_SCALE, _GELU_CUBIC = math.sqrt(2 / math.pi), 0.044715
 # registers.
 _TILES = {
     "linear": ((128, 256, 64), (128, 128, 64), (64, 64, 64)),
-    "gated_linear": ((128, 128, 64), (64, 64, 64)),
+    "gated_linear": ((128, 128, 64), (128, 64, 64), (64, 64, 64)),
     "norm_linear": ((128, 256, 64), (128, 128, 64), (64, 128, 64)),
     "fp8_rows": ((128, 128, 128), (64, 64, 128)),
     "fast fp8_rows": ((128, 256, 128), (128, 128, 128), (64, 64, 128)),
@@ -133,6 +133,7 @@ class _Arguments:
         self.dtype = dtype
         self.parameters: list[Any] = []
         self.values: list[int] = []
+        self.is_plain = True  # all matrices are stored row by row, and aligned
         self._device_id = _device.cupy.cuda.runtime.getDevice()
 
     def _check(self, name: str, x: Any, dtype: Any) -> None:
@@ -143,8 +144,28 @@ class _Arguments:
         if x.data.device_id != self._device_id:
             raise Unsupported(f"{name} that is not on the current device")
 
-    def matrix(self, name: str, x: Any, kind: str | None = None, *, is_out: bool = False) -> None:
-        """Add a matrix; ``kind`` is cuTile's name of its dtype, if it is not NumPy's."""
+    def matrix(
+        self,
+        name: str,
+        x: Any,
+        kind: str | None = None,
+        *,
+        is_out: bool = False,
+        in_halves: bool = False,
+    ) -> None:
+        """Add a matrix.
+
+        Parameters
+        ----------
+        name : str
+        x : array, shape (rows, columns)
+        kind : str, optional
+            cuTile's name of the dtype, if it is not NumPy's.
+        is_out : bool, default False
+            Whether it may lie in any way, at a loss of time.
+        in_halves : bool, default False
+            Whether the kernel sees it as an array of shape (2, rows / 2, columns).
+        """
         self._check(name, x, np.uint8 if kind else self.dtype)
         rows, cols = x.shape
         unit = 16 // x.itemsize
@@ -160,15 +181,29 @@ class _Arguments:
             ld = -(-length // unit) * unit
         if (n_lines - 1) * ld + length >= _MAX_ELEMENTS:
             raise Unsupported(f"{name} that spans {_MAX_ELEMENTS} elements or more")
-        aligned = ld % unit == 0 and x.data.ptr % 16 == 0
+        shape: tuple = rows, cols
+        strides: tuple = (1, ld) if found.transposed else (ld, 1)
+        if in_halves:
+            shape, strides = (2, rows // 2, cols), (rows // 2 * strides[0], *strides)
+        major = len(shape) - 1 - found.transposed
+        apart = [step for axis, step in enumerate(strides) if axis != major]
+        aligned = x.data.ptr % 16 == 0 and all(step % unit == 0 for step in apart)
         if not aligned and not is_out:
             raise Unsupported(f"{name} with lines that do not begin at multiples of 16 bytes")
-        self.parameters.append(Matrix(kind or self.dtype.name, int(not found.transposed), aligned))
-        strides = (1, ld) if found.transposed else (ld, 1)
-        self.values += [x.data.ptr, rows, cols, *strides]
+        self.is_plain &= aligned and not found.transposed
+        self.parameters.append(Array(kind or self.dtype.name, len(shape), major, aligned))
+        self.values += [x.data.ptr, *shape, *strides]
 
-    def vector(self, name: str, x: Any, *, dtype: Any = None, aligned: bool = False) -> None:
-        """Add a vector; None is left out."""
+    def vector(
+        self,
+        name: str,
+        x: Any,
+        *,
+        dtype: Any = None,
+        aligned: bool = False,
+        in_halves: bool = False,
+    ) -> None:
+        """Add a vector; None is left out. Seen in halves its shape is (2, size / 2)."""
         if x is None:
             self.parameters.append(0)
             return
@@ -178,8 +213,10 @@ class _Arguments:
             raise Unsupported(f"{name} with gaps")
         if aligned and x.data.ptr % 16:
             raise Unsupported(f"{name} that does not begin at a multiple of 16 bytes")
-        self.parameters.append(Vector(dtype.name, aligned))
-        self.values += [x.data.ptr, x.size, 1]
+        n_dims = 2 if in_halves else 1
+        self.parameters.append(Array(dtype.name, n_dims, n_dims - 1, aligned))
+        half = x.size // 2
+        self.values += [x.data.ptr, *((2, half, half, 1) if in_halves else (x.size, 1))]
 
     def start(self, name: str, shape: tuple[int, int], constants: tuple, tiles: str = "") -> None:
         """Start a kernel that computes a matrix of ``shape`` in tiles."""
@@ -189,16 +226,21 @@ class _Arguments:
             n_tiles = -(-m // tile[0]) * -(-n // tile[1])
             if n_tiles >= n_processors and m > tile[0] // 2:
                 break
-        n_blocks = n_tiles if name == "norm_linear" else min(n_tiles, n_processors)
-        signature = Signature(
-            name, (*self.parameters, *constants, *tile), 8 if tile[0] >= 128 else None
-        )
-        _start(signature, n_blocks, self.values)
+        loops = _loops(name, tile) and self.is_plain
+        parameters = (*self.parameters, *constants, loops, *tile)
+        signature = Signature(name, parameters, 8 if tile[0] >= 128 else None)
+        _start(signature, min(n_tiles, n_processors) if loops else n_tiles, self.values)
 
 
 @functools.cache
 def _processors(device_id: int) -> int:
-    return _device.core.Device(device_id).properties.multiprocessor_count
+    runtime = _device.cupy.cuda.runtime
+    return runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device_id)
+
+
+def _loops(name: str, tile: tuple[int, int, int]) -> bool:
+    """Tell whether a block should compute several tiles, for which the compiler must be able to."""
+    return name != "norm_linear" and tile[0] * tile[1] >= 128 * 128
 
 
 def _check_halves(x: Any, weight: Any) -> None:
@@ -312,15 +354,12 @@ def gated_linear(x: Any, weight: Any, bias: Any = None, *, activation: str = "si
 
 def _gated_linear(x, weight, bias, activation):
     _check_halves(x, weight)
-    n = weight.shape[0] // 2
-    shape = x.shape[0], n
+    shape = x.shape[0], weight.shape[0] // 2
     out = _empty(shape, x.dtype)
     args = _Arguments(x.dtype)
     args.matrix("an input", x)
-    args.matrix("a weight", weight[:n])
-    args.matrix("a weight", weight[n:])
-    args.vector("a bias", None if bias is None else bias[:n])
-    args.vector("a bias", None if bias is None else bias[n:])
+    args.matrix("a weight", weight, in_halves=True)
+    args.vector("a bias", bias, in_halves=True)
     args.matrix("a result", out, is_out=True)
     args.start("gated_linear", shape, (ACTIVATIONS[activation], bias is not None))
     return out
@@ -446,7 +485,8 @@ def _activate(x, activation):
         return x
     if activation == "gelu_tanh":
         return 0.5 * x * (1 + xp.tanh(_GELU_SCALE * (x + _GELU_CUBIC * x * x * x)))
-    sigmoid = 0.5 * (1 + xp.tanh(0.5 * x))
+    small = xp.exp(-xp.abs(x))
+    sigmoid = xp.where(x < 0, small, 1) / (1 + small)
     return sigmoid if activation == "sigmoid" else x * sigmoid
 
 

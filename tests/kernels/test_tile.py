@@ -1,48 +1,68 @@
 """The cuTile kernels' machine code: what it expects at its start, and how it is kept on disk."""
 
+import ctypes
 import itertools
 import struct
 from importlib.metadata import distributions
+from types import SimpleNamespace
 
 import pytest
 
-from rtxarr import _kernel_cache
-from rtxarr.kernels.tile import _build
-from rtxarr.kernels.tile._build import Matrix, Signature, Vector
+from rtxarr import _device, _kernel_cache
+from rtxarr.kernels.tile import _build, _launch
+from rtxarr.kernels.tile._build import Array, Signature
 from rtxarr.libs import tile
+
+
+def vector(dtype, *, aligned=False):
+    return Array(dtype, 1, 0, aligned)
 
 
 def signatures():
     """Give each kernel in the variants that differ most."""
-    half, other, floats = Matrix("bfloat16"), Matrix("float16", 0), Vector("float32")
-    loose = Matrix("bfloat16", 1, False)
-    bias, scale = Vector("bfloat16"), Vector("bfloat16", True)
-    e4m3 = Matrix("float8_e4m3fn")
+    half, columns, floats = Array("bfloat16"), Array("bfloat16", 2, 0), vector("float32")
+    bias, scale, e4m3 = vector("bfloat16"), vector("bfloat16", aligned=True), Array("float8_e4m3fn")
     activation = _build.ACTIVATIONS
-    for tiles in tile._TILES["linear"]:
-        warps = 8 if tiles[0] == 128 else None
-        yield Signature("linear", (half, half, bias, half, activation["gelu"], True, *tiles), warps)
+
+    def variants(name, parameters, tiles=None, *, plain=True):
+        for choice in tile._TILES[tiles or name]:
+            for loops in {False, tile._loops(name, choice) and plain}:
+                all_ = (*parameters, loops, *choice)
+                yield Signature(name, all_, 8 if choice[0] == 128 else None)
+
+    yield from variants("linear", (half, half, bias, half, activation["gelu"], True))
+    yield from variants("linear", (columns, columns, 0, half, 0, False), plain=False)
+    pair, two = Array("bfloat16", 3, 2), Array("bfloat16", 2, 1, False)
     for name in list(activation)[1:]:
-        parameters = half, half, half, bias, bias, half, activation[name], True
-        yield Signature("gated_linear", (*parameters, *tile._TILES["gated_linear"][0]), 8)
-    columns = Matrix("float16")
-    yield Signature("linear", (other, other, 0, columns, 0, False, 128, 128, 64), 8)
-    parameters = half, half, half, 0, 0, loose, activation["silu"], False
-    yield Signature("gated_linear", (*parameters, *tile._TILES["gated_linear"][1]))
-    for tiles in tile._TILES["norm_linear"]:
-        warps = 8 if tiles[0] == 128 else None
-        parameters = half, floats, floats, scale, scale, half, bias, half, True, True, True, True
-        yield Signature("norm_linear", (*parameters, *tiles), warps)
-    parameters = half, 0, floats, 0, 0, half, 0, half, False, False, False, False
-    yield Signature("norm_linear", (*parameters, *tile._TILES["norm_linear"][0]), 8)
+        parameters = half, pair, two, half, activation[name], True
+        yield from variants("gated_linear", parameters)
+    unaligned = Array("bfloat16", 2, 1, False)
+    parameters = columns, Array("bfloat16", 3, 1), 0, unaligned, activation["silu"], False
+    yield from variants("gated_linear", parameters, plain=False)
     for is_centred in (True, False):
         mean = floats if is_centred else 0
+        parameters = (
+            half,
+            mean,
+            floats,
+            scale,
+            scale,
+            half,
+            bias,
+            half,
+            is_centred,
+            True,
+            True,
+            True,
+        )
+        yield from variants("norm_linear", parameters)
+        parameters = half, mean, floats, 0, 0, half, 0, half, is_centred, False, False, False
+        yield from variants("norm_linear", parameters)
         parameters = half, mean, floats, "float32", is_centred, *tile._STATISTICS_TILE
         yield Signature("row_statistics", parameters)
     for fast in (True, False):
-        for tiles in tile._TILES["fast fp8_rows" if fast else "fp8_rows"]:
-            parameters = e4m3, e4m3, floats, floats, bias, half, True, True, True, fast
-            yield Signature("fp8_rows", (*parameters, *tiles), 8 if tiles[0] == 128 else None)
+        parameters = e4m3, e4m3, floats, floats, bias, half, True, True, True, fast
+        yield from variants("fp8_rows", parameters, "fast fp8_rows" if fast else None)
 
 
 class Elf:
@@ -100,8 +120,8 @@ def test_machine_code(signature, tmp_path, monkeypatch):
     assert f".text.{name}" in elf.sections
     sizes = []
     for x in signature.parameters:
-        if isinstance(x, (Matrix, Vector)):
-            sizes += [8] + [4] * (4 if isinstance(x, Matrix) else 2)
+        if isinstance(x, Array):
+            sizes += [8] + [4] * (2 * x.n_dims)
         elif isinstance(x, str):
             sizes.append(4)
     found = elf.parameters(name)
@@ -144,3 +164,42 @@ def test_machine_code_comes_from_disk(tmp_path, monkeypatch):
     assert _build.cubin(signature, "sm_90") == ("linear", b"\x7fELF")
     assert len(compiled) == 2
     assert _kernel_cache.load(key) == ("linear", b"\x7fELF")
+
+
+def test_how_a_kernel_is_started(monkeypatch):
+    """With a driver's stand-in that reads what it is given, as the real one does."""
+    started = []
+
+    def start(handle, *shape_to_stream):
+        *shape, shared, stream, pointers, extra = shape_to_stream
+        addresses = (ctypes.c_void_p * 4).from_address(pointers)
+        address, wide = (ctypes.c_int64.from_address(addresses[i]).value for i in (0, 3))
+        rows, bits = (ctypes.c_int32.from_address(addresses[i]).value for i in (1, 2))
+        started.append((handle, shape, shared, stream, extra, address, rows, bits, wide))
+
+    class Module:
+        def load(self, code):
+            self.code = code
+
+        def get_function(self, name):
+            return SimpleNamespace(ptr=7, name=name, module=self)
+
+    driver = SimpleNamespace(
+        launchKernel=start,
+        funcGetAttribute=lambda attribute, kernel: {(0, 7): 384}[attribute, kernel],
+        CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK=0,
+    )
+    cuda = SimpleNamespace(
+        driver=driver,
+        function=SimpleNamespace(Module=Module),
+        runtime=SimpleNamespace(getDevice=lambda: 1, setDevice={1: None}.get),
+        Device=lambda i: SimpleNamespace(compute_capability="90"),
+        get_current_stream=lambda: SimpleNamespace(ptr=11),
+    )
+    monkeypatch.setitem(vars(_device), "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(_launch, "cubin", lambda signature, arch: (signature.name, arch.encode()))
+    loaded = _launch.load(Signature("linear", ()), 1)
+    assert (loaded.owner.name, loaded.owner.module.code) == ("linear", b"sm_90")
+    _launch.launch(loaded, 5, [2**40 + 1, 300, 0xFFFFFFFF, 2**33])
+    grid_and_block = [5, 1, 1, 384, 1, 1]
+    assert started == [(7, grid_and_block, 0, 11, 0, 2**40 + 1, 300, -1, 2**33)]

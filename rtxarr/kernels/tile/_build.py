@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rtxarr import _device, _kernel_cache
 
-__all__ = ["ACTIVATIONS", "Matrix", "Signature", "Vector", "cubin"]
+__all__ = ["ACTIVATIONS", "Array", "Signature", "cubin"]
 
 RELU, SIGMOID, SILU, GELU, GELU_TANH = range(1, 6)
 ACTIVATIONS = {
@@ -23,36 +23,24 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
-class Matrix(NamedTuple):
-    """An array of two axes.
+class Array(NamedTuple):
+    """What a program takes for granted of an array.
 
     Attributes
     ----------
     dtype : str
         As cuTile calls it.
+    n_dims : int
     major : int
-        The axis along which neighbours are neighbours in memory: 1 if stored row by row.
+        The axis along which neighbours are neighbours in memory: 1 of a matrix stored row by row.
     aligned : bool
         Whether all lines along that axis begin at multiples of 16 bytes.
     """
 
     dtype: str
+    n_dims: int = 2
     major: int = 1
     aligned: bool = True
-
-
-class Vector(NamedTuple):
-    """An array of one axis, without gaps.
-
-    Attributes
-    ----------
-    dtype : str
-    aligned : bool
-        Whether it begins at a multiple of 16 bytes.
-    """
-
-    dtype: str
-    aligned: bool = False
 
 
 class Signature(NamedTuple):
@@ -63,8 +51,8 @@ class Signature(NamedTuple):
     name : str
         Of a function in ``_kernels``.
     parameters : tuple
-        A Matrix, a Vector or the name of a scalar's dtype for each argument; a number for a
-        constant, and for an array that is left out.
+        An Array or the name of a scalar's dtype for each argument; a number for a constant, and
+        for an array that is left out.
     warps : int, optional
         How many warps multiply.
     """
@@ -128,15 +116,14 @@ def _constraint(ct: Any, x: Any) -> Any:
     """Say in cuTile's terms what a kernel may take for granted of an argument."""
     if isinstance(x, str):
         return ct.compilation.ScalarConstraint(getattr(ct, x))
-    if not isinstance(x, (Matrix, Vector)):
+    if not isinstance(x, Array):
         return x
     dtype = getattr(ct, x.dtype)
     n_bytes = dtype.bitwidth // 8
-    n_dims, major = (2, x.major) if isinstance(x, Matrix) else (1, 0)
-    is_major = [axis == major for axis in range(n_dims)]
+    is_major = [axis == x.major for axis in range(x.n_dims)]
     return ct.compilation.ArrayConstraint(
         dtype,
-        n_dims,
+        x.n_dims,
         index_dtype=ct.int32,
         stride_lower_bound_incl=0,
         alias_groups=[],

@@ -1,7 +1,9 @@
 """Products of matrices with their surroundings in one pass, as cuTile programs.
 
-Each block computes tiles of the result, of ``tm`` rows and ``tn`` columns, one after another, and
-takes ``tk`` columns of the operands at a time. Tiles that reach past an array are filled up with
+Each block computes one tile of the result, of ``tm`` rows and ``tn`` columns, and takes ``tk``
+columns of the operands at a time. If it ``loops``, it goes on to other tiles and reads the next one
+while it writes the last; of small tiles, or where operands pass through registers, the compiler
+makes slow code then. Tiles that reach past an array are filled up with
 zeros when they are read and cut when they are written, so all shapes are right. Sums are in
 float32, in a fixed order. Arguments that are not arrays are constants of the program.
 """
@@ -69,44 +71,57 @@ def _activate(x, activation):
     return x
 
 
-def linear(x, weight, bias, out, activation, has_bias, tm, tn, tk):
+def linear(x, weight, bias, out, activation, has_bias, loops, tm, tn, tk):
     """out = activation(x @ weight.T + bias)"""
-    for index in range(ct.bid(0), _count(out, tm, tn), ct.num_blocks(0)):
-        i, j = _place(index, out, tm, tn)
-        total = ct.zeros((tm, tn), dtype=F32)
-        for k in range(ct.cdiv(x.shape[1], tk)):
-            a = ct.load(x, (i, k), (tm, tk), padding_mode=ZERO)
-            b = ct.load(weight, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
-            total = ct.mma(a, b, total)
-        if has_bias:
-            total = total + _columns(bias, j, tn)
-        ct.store(out, (i, j), _activate(total, activation).astype(out.dtype))
+    if loops:
+        for index in range(ct.bid(0), _count(out, tm, tn), ct.num_blocks(0)):
+            _linear(index, x, weight, bias, out, activation, has_bias, tm, tn, tk)
+    else:
+        _linear(ct.bid(0), x, weight, bias, out, activation, has_bias, tm, tn, tk)
 
 
-def gated_linear(x, weight, gate_weight, bias, gate_bias, out, activation, has_bias, tm, tn, tk):
-    """out = (x @ weight.T + bias) * activation(x @ gate_weight.T + gate_bias)"""
-    for index in range(ct.bid(0), _count(out, tm, tn), ct.num_blocks(0)):
-        i, j = _place(index, out, tm, tn)
-        total = ct.zeros((tm, tn), dtype=F32)
-        gate = ct.zeros((tm, tn), dtype=F32)
-        for k in range(ct.cdiv(x.shape[1], tk)):
-            a = ct.load(x, (i, k), (tm, tk), padding_mode=ZERO)
-            b = ct.load(weight, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
-            total = ct.mma(a, b, total)
-            b = ct.load(gate_weight, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
-            gate = ct.mma(a, b, gate)
-        if has_bias:
-            total = total + _columns(bias, j, tn)
-            gate = gate + _columns(gate_bias, j, tn)
-        ct.store(out, (i, j), (total * _activate(gate, activation)).astype(out.dtype))
+def _linear(index, x, weight, bias, out, activation, has_bias, tm, tn, tk):
+    i, j = _place(index, out, tm, tn)
+    total = ct.zeros((tm, tn), dtype=F32)
+    for k in range(ct.cdiv(x.shape[1], tk)):
+        a = ct.load(x, (i, k), (tm, tk), padding_mode=ZERO)
+        b = ct.load(weight, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
+        total = ct.mma(a, b, total)
+    if has_bias:
+        total = total + _columns(bias, j, tn)
+    ct.store(out, (i, j), _activate(total, activation).astype(out.dtype))
+
+
+def gated_linear(x, weight, bias, out, activation, has_bias, loops, tm, tn, tk):
+    """out = (x @ weight[0].T + bias[0]) * activation(x @ weight[1].T + bias[1])"""
+    if loops:
+        for index in range(ct.bid(0), _count(out, tm, tn), ct.num_blocks(0)):
+            _gated_linear(index, x, weight, bias, out, activation, has_bias, tm, tn, tk)
+    else:
+        _gated_linear(ct.bid(0), x, weight, bias, out, activation, has_bias, tm, tn, tk)
+
+
+def _gated_linear(index, x, weight, bias, out, activation, has_bias, tm, tn, tk):
+    i, j = _place(index, out, tm, tn)
+    # One product of twice the width: two, one after the other, would wait for each other.
+    total = ct.zeros((tm, 2 * tn), dtype=F32)
+    for k in range(ct.cdiv(x.shape[1], tk)):
+        a = ct.load(x, (i, k), (tm, tk), padding_mode=ZERO)
+        b = ct.load(weight, (0, j, k), (2, tn, tk), padding_mode=ZERO)
+        total = ct.mma(a, ct.transpose(ct.reshape(b, (2 * tn, tk))), total)
+    if has_bias:
+        both = ct.load(bias, (0, j), (2, tn), padding_mode=ZERO).astype(F32)
+        total = total + ct.reshape(both, (1, 2 * tn))
+    gate = _activate(ct.extract(total, (0, 1), (tm, tn)), activation)
+    ct.store(out, (i, j), (ct.extract(total, (0, 0), (tm, tn)) * gate).astype(out.dtype))
 
 
 def norm_linear(
     x, mean, inverse, scale, shift, weight, bias, out,
-    is_centred, has_scale, has_shift, has_bias, tm, tn, tk,
+    is_centred, has_scale, has_shift, has_bias, loops, tm, tn, tk,
 ):  # fmt: skip
     """out = ((x - mean) * inverse * scale + shift) @ weight.T + bias"""
-    # One tile a block: with a loop over tiles the compiler spills registers.
+    ct.static_assert(not loops, "the compiler would spill registers")
     i, j = _place(ct.bid(0), out, tm, tn)
     total = ct.zeros((tm, tn), dtype=F32)
     row_inverse = _rows(inverse, i, tm)
@@ -150,19 +165,30 @@ def row_statistics(x, mean, inverse, eps, is_centred, tm, tk):
     ct.store(inverse, (i,), ct.reshape(ct.rsqrt(variance + eps), (tm,)))
 
 
-def fp8_rows(a, b, scale_a, scale_b, bias, out, by_row, by_column, has_bias, fast, tm, tn, tk):
+def fp8_rows(
+    a, b, scale_a, scale_b, bias, out, by_row, by_column, has_bias, fast, loops, tm, tn, tk
+):  # fmt: skip
     """out = (scale_a * a) @ (scale_b * b).T + bias, with a scale for each row of a and of b"""
-    for index in range(ct.bid(0), _count(out, tm, tn), ct.num_blocks(0)):
-        i, j = _place(index, out, tm, tn)
-        total = ct.zeros((tm, tn), dtype=F32)
-        for k in range(ct.cdiv(a.shape[1], tk)):
-            left = ct.load(a, (i, k), (tm, tk), padding_mode=ZERO)
-            right = ct.load(b, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
-            total = ct.mma(left, right, total, use_fast_acc=fast)
-        if by_row:
-            total = total * _rows(scale_a, i, tm)
-        if by_column:
-            total = total * _columns(scale_b, j, tn)
-        if has_bias:
-            total = total + _columns(bias, j, tn)
-        ct.store(out, (i, j), total.astype(out.dtype))
+    there = by_row, by_column, has_bias
+    if loops:
+        for index in range(ct.bid(0), _count(out, tm, tn), ct.num_blocks(0)):
+            _fp8_rows(index, a, b, scale_a, scale_b, bias, out, there, fast, tm, tn, tk)
+    else:
+        _fp8_rows(ct.bid(0), a, b, scale_a, scale_b, bias, out, there, fast, tm, tn, tk)
+
+
+def _fp8_rows(index, a, b, scale_a, scale_b, bias, out, there, fast, tm, tn, tk):
+    by_row, by_column, has_bias = there
+    i, j = _place(index, out, tm, tn)
+    total = ct.zeros((tm, tn), dtype=F32)
+    for k in range(ct.cdiv(a.shape[1], tk)):
+        left = ct.load(a, (i, k), (tm, tk), padding_mode=ZERO)
+        right = ct.load(b, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
+        total = ct.mma(left, right, total, use_fast_acc=fast)
+    if by_row:
+        total = total * _rows(scale_a, i, tm)
+    if by_column:
+        total = total * _columns(scale_b, j, tn)
+    if has_bias:
+        total = total + _columns(bias, j, tn)
+    ct.store(out, (i, j), total.astype(out.dtype))

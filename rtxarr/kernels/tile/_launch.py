@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any, NamedTuple
 
 from rtxarr import _device
@@ -20,16 +19,17 @@ class Loaded(NamedTuple):
     owner: Any
 
 
-@functools.cache
 def load(signature: Signature, device_id: int) -> Loaded:
     """Return a program on a GPU, compiling it if it is not on disk."""
-    gpu = _device.core.Device(device_id)
-    gpu.set_current()
-    major, minor = gpu.compute_capability
-    name, code = cubin(signature, f"sm_{major}{minor}")
-    kernel = _device.core.ObjectCode.from_cubin(code).get_kernel(name)
+    cuda = _device.cupy.cuda
+    name, code = cubin(signature, f"sm_{cuda.Device(device_id).compute_capability}")
+    cuda.runtime.setDevice(device_id)
+    module = cuda.function.Module()
+    module.load(code)
+    kernel = module.get_function(name)
     # The compiler fixes how many threads a block has.
-    return Loaded(int(kernel.handle), kernel.attributes.max_threads_per_block(device_id), kernel)
+    most = cuda.driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+    return Loaded(kernel.ptr, cuda.driver.funcGetAttribute(most, kernel.ptr), kernel)
 
 
 def launch(loaded: Loaded, n_blocks: int, values: list[int]) -> None:
@@ -44,16 +44,15 @@ def launch(loaded: Loaded, n_blocks: int, values: list[int]) -> None:
         For each array its address, shape and strides (in elements, one for lines of one), for a
         scalar its bits.
     """
-    cupy = _device.cupy
+    cuda = _device.cupy.cuda
     # The driver wants the context current in each thread; CuPy sets it only when it is used.
-    _device.core.Device(cupy.cuda.runtime.getDevice()).set_current()
+    cuda.runtime.setDevice(cuda.runtime.getDevice())
     # Eight bytes for each; of a narrower argument the driver reads the lower ones. It copies them
     # before it returns.
     buffer = (ctypes.c_int64 * len(values))(*values)
     first = ctypes.addressof(buffer)
     pointers = (ctypes.c_void_p * len(values))(*range(first, first + 8 * len(values), 8))
-    stream = cupy.cuda.get_current_stream().ptr
-    cupy.cuda.driver.launchKernel(
-        loaded.handle, n_blocks, 1, 1, loaded.n_threads, 1, 1, 0, stream,
-        ctypes.addressof(pointers), 0,
+    cuda.driver.launchKernel(
+        loaded.handle, n_blocks, 1, 1, loaded.n_threads, 1, 1, 0,
+        cuda.get_current_stream().ptr, ctypes.addressof(pointers), 0,
     )  # fmt: skip
