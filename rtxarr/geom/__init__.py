@@ -18,7 +18,7 @@ from rtxarr.geom._convert import (
 from rtxarr.geom._datasets import GraphSet, load_karate, load_mutag, read_dgcnn
 from rtxarr.geom._encodings import degree_features, laplacian_encoding
 from rtxarr.geom._gat import GATConv, GATv2Conv, TransformerConv
-from rtxarr.geom._gcn import APPNP, ChebConv, GCNConv, SGConv, gcn_norm
+from rtxarr.geom._gcn import GCNConv, gcn_norm
 from rtxarr.geom._gin import EdgeConv, GINConv, GINEConv
 from rtxarr.geom._graph import Graph
 from rtxarr.geom._hetero import HeteroConv, HeteroGraph
@@ -30,6 +30,19 @@ from rtxarr.geom._message_passing import MessagePassing
 from rtxarr.geom._metrics import auc, average_precision, hits_at_k, mrr
 from rtxarr.geom._norms import GraphLayerNorm, GraphNorm, InstanceNorm, PairNorm
 from rtxarr.geom._pna import PNAConv
+from rtxarr.geom._points import (
+    Neighbors,
+    Voxels,
+    WithinRadius,
+    chamfer_distance,
+    estimate_normals,
+    farthest_point_sampling,
+    knn,
+    knn_graph,
+    radius,
+    radius_graph,
+    voxel_grid,
+)
 from rtxarr.geom._pooling import (
     SAGPooling,
     Set2Set,
@@ -42,9 +55,10 @@ from rtxarr.geom._pooling import (
 from rtxarr.geom._rgcn import RGCNConv
 from rtxarr.geom._sage import GraphConv, SAGEConv
 from rtxarr.geom._sampling import LaborSampler, NeighborSampler, Sample
+from rtxarr.geom._spectral import APPNP, ChebConv, SGConv
 from rtxarr.geom._splits import (
-    LinkSplit,
     Links,
+    LinkSplit,
     negative_sampling,
     random_link_split,
     random_node_split,
@@ -90,6 +104,7 @@ __all__ = [
     "MessagePassing",
     "NeighborLoader",
     "NeighborSampler",
+    "Neighbors",
     "PNAConv",
     "PairNorm",
     "RGCNConv",
@@ -101,18 +116,23 @@ __all__ = [
     "Set2Set",
     "TopKPooling",
     "TransformerConv",
+    "Voxels",
+    "WithinRadius",
     "add_self_loops",
     "aggregate",
     "attend",
     "auc",
     "average_precision",
     "before",
+    "chamfer_distance",
     "coalesce",
     "connected_components",
     "degree_features",
     "degree_scalers",
     "edge_softmax",
     "edge_subgraph",
+    "estimate_normals",
+    "farthest_point_sampling",
     "from_cudf",
     "from_cugraph",
     "from_dgl",
@@ -126,6 +146,8 @@ __all__ = [
     "global_sum",
     "hits_at_k",
     "k_hop",
+    "knn",
+    "knn_graph",
     "laplacian_encoding",
     "largest_component",
     "line_graph",
@@ -136,6 +158,8 @@ __all__ = [
     "negative_destinations",
     "negative_sampling",
     "partition",
+    "radius",
+    "radius_graph",
     "random_link_split",
     "random_node_split",
     "random_walk",
@@ -150,4 +174,5 @@ __all__ = [
     "to_pyg",
     "to_scipy",
     "to_undirected",
+    "voxel_grid",
 ]

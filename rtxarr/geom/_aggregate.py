@@ -132,7 +132,7 @@ def _check_nodes(name, x, graph, n, kind):
     _check_place(name, data, graph)
 
 
-def _check_edges(name, values, graph):
+def check_edges(name, values, graph):
     data = raw(values)
     if not _device.is_array(data) or not is_inexact(data.dtype):
         raise TypeError(f"{name} must be an array of a floating dtype, got {_kind(data)}")
@@ -155,7 +155,7 @@ def _check_place(name, x, graph):
 
 
 def _check_weight(graph, x, weight):
-    _check_edges("weight", weight, graph)
+    check_edges("weight", weight, graph)
     if tuple(weight.shape[1:]) != tuple(x.shape[1 : weight.ndim]):
         raise ValueError(
             f"weight must have the first axes of a row of x, of shape {tuple(x.shape[1:])}, after "
@@ -253,7 +253,7 @@ def edge_softmax(graph: Any, logits: Any) -> Any:
     >>> geom.edge_softmax(graph, np.array([2.0, 2.0, -np.inf]))
     array([0.5, 0.5, 0. ])
     """
-    _check_edges("logits", logits, graph)
+    check_edges("logits", logits, graph)
     rows = reshape(logits, (graph.n_edges, math.prod(logits.shape[1:])))
     return reshape(_edges.softmax_over_edges(rows, graph=graph), logits.shape)
 

@@ -17,7 +17,7 @@ __all__ = ["GATConv", "GATv2Conv", "TransformerConv"]
 class _Attention(Layer):
     """What the three layers share: heads, loops, edge features, dropout."""
 
-    _shown = ("in_channels", "out_channels", "heads", "concat", "edge_channels")
+    _shown: tuple[str, ...] = ("in_channels", "out_channels", "heads", "concat", "edge_channels")
 
     def _set(self, in_channels, out_channels, heads, concat, dropout, edge_channels, generator):
         check_sizes(out_channels=out_channels, heads=heads)
@@ -160,12 +160,11 @@ class GATConv(_Attention):
     def forward(
         self, graph: Graph, x: Any, edge_attr: Any = None, *, return_attention: bool = False
     ) -> Any:
-        src, dst = pair(graph, x)
         if isinstance(self.in_channels, tuple):
+            src, dst = pair(graph, x)
             z = self.lin_src(src), self.lin_dst(dst)
         else:
-            z_src = self.lin(src)
-            z = z_src, z_src if dst is src else self.lin(dst)
+            z = tuple(map(self.lin, x)) if isinstance(x, tuple) else self.lin(x)
         return self.propagate(graph, z, edge_attr, return_attention=return_attention)
 
     def propagate(
@@ -393,7 +392,7 @@ class TransformerConv(_Attention):
         out = self._put_together(out)
         if self.lin_skip is not None:
             own = self.lin_skip(dst)
-            if self.beta:
+            if self.lin_beta is not None:
                 share = sigmoid(self.lin_beta(join([out, own, out - own], axis=-1)))
                 out = share * own + (1 - share) * out
             else:

@@ -143,7 +143,7 @@ class GINEConv(MessageLayer):
         self.nn = nn
         self.eps = _epsilon(eps, train_eps, options)
         self.lin = None
-        if in_channels is not None:
+        if in_channels is not None and edge_channels is not None:
             self.lin = linear(edge_channels, in_channels, **options)
 
     def message(self, src, dst, edge):
@@ -151,9 +151,6 @@ class GINEConv(MessageLayer):
 
     def update(self, out, dst):
         return self.nn((1 + self.eps) * dst + out)
-
-    def forward(self, graph: Graph, x: Any, edge_attr: Any) -> Any:
-        return self.propagate(graph, x, edge_attr)
 
     def __repr__(self):
         return Module.__repr__(self)
@@ -200,7 +197,7 @@ class EdgeConv(MessageLayer):
     def message(self, src, dst, edge):
         return self.nn(concat([dst, src - dst], axis=-1))
 
-    def forward(self, graph: Graph, x: Any) -> Any:
+    def forward(self, graph: Graph, x: Any) -> Any:  # type: ignore[override]
         return self.propagate(graph, x)
 
     def __repr__(self):

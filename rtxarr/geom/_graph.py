@@ -106,6 +106,7 @@ class Graph:
         self.n_src, self.n_dst = n_src, indptr.shape[0] - 1
         self._edge_ids = edge_ids
         self._kept: dict = {}
+        self._nested = False
         self.edges = _attributes("edges", edges, self.n_edges)
         if nodes and not self.is_square:
             raise ValueError(
@@ -115,10 +116,11 @@ class Graph:
         self.nodes = _attributes("nodes", nodes, self.n_dst)
 
     @classmethod
-    def _made(cls, indptr, indices, n_src, edge_ids, nodes=None, edges=None):
+    def _made(cls, indptr, indices, n_src, edge_ids, nodes=None, edges=None, nested=False):
         """Build a graph of arrays that are known to be right."""
         self = cls.__new__(cls)
         self._set(indptr, indices, n_src, edge_ids, nodes, edges)
+        self._nested = nested
         return self
 
     @classmethod
@@ -201,6 +203,15 @@ class Graph:
     def is_square(self) -> bool:
         """Whether sources and destinations are the same nodes."""
         return self.n_src == self.n_dst
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether the destinations are the first sources, in the same order.
+
+        So it is in all graphs but bipartite ones, and in what samplers give: layers take one array
+        for sources and destinations.
+        """
+        return self._nested or self.is_square
 
     @property
     def device(self) -> Any:
@@ -319,6 +330,7 @@ class Graph:
             self._edge_ids,
             self.nodes if nodes is None else nodes,
             self.edges if edges is None else edges,
+            self._nested,
         )
         for name in ("edge_ids", "_rows", "src", "dst", "in_degrees", "out_degrees"):
             if name in self.__dict__:
@@ -343,6 +355,7 @@ class Graph:
             moved(self._edge_ids),
             {name: moved(x) for name, x in self.nodes.items()},
             {name: moved(x) for name, x in self.edges.items()},
+            self._nested,
         )
 
     def __matmul__(self, x):

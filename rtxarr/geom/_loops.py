@@ -41,7 +41,7 @@ class Looped(NamedTuple):
 
 def looped(graph: Graph) -> Looped:
     """Give the graph with one loop at each node; made once for each graph."""
-    if not graph.is_square:
+    if not graph.is_nested:
         raise ValueError(
             "loops need sources and destinations that are the same nodes, got a bipartite graph: "
             "use add_self_loops=False"
@@ -61,5 +61,6 @@ def _with_loops(graph):
         loops = scatter_max(numbers, xp.take(src, numbers), n)
         loops = xp.where(loops < 0, -1, loops)
         src, dst = xp.take(src, kept), xp.take(dst, kept)
-    new = Graph.from_edges(xp.concat([src, nodes]), xp.concat([dst, nodes]), n_nodes=n)
+    src, dst = xp.concat([src, nodes]), xp.concat([dst, nodes])
+    new = Graph.from_edges(src, dst, n_src=graph.n_src, n_dst=n)
     return Looped(new, kept, loops)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rtxarr.autograd._tape import raw
+from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.geom import _messages
 from rtxarr.geom._aggregate import aggregate
 from rtxarr.nn import Module
@@ -100,7 +101,7 @@ class MessagePassing(Module):
         """Give the result for destinations, from what :meth:`aggregate` gave and their rows."""
         return out
 
-    def propagate(self, graph: Any, x: Any, edge: Any = None) -> Any:
+    def propagate(self, graph: Any, x: Any, edge_attr: Any = None) -> Any:
         """Send messages along all edges.
 
         Parameters
@@ -109,7 +110,7 @@ class MessagePassing(Module):
         x : array or Tensor, shape (n_nodes, ...), or a list or dict of them
             What nodes have. For sources and destinations that differ, a pair: a tuple of what the
             sources have and what the destinations have.
-        edge : array or Tensor, shape (n_edges, ...), or a tuple, list or dict of them, optional
+        edge_attr : array or Tensor, shape (n_edges, ...), or nested ones, optional
             What edges have, in the order of their numbers.
 
         Returns
@@ -117,12 +118,12 @@ class MessagePassing(Module):
         array or Tensor, shape (n_dst, ...)
         """
         src, dst = pair(graph, x)
-        check_rows("edge", edge, graph.n_edges, "edges")
+        check_rows("edge_attr", edge_attr, graph.n_edges, "edges")
         if self._is_plain and not isinstance(src, (tuple, list, dict)):
             out = self._by_op(lambda op: aggregate(graph, src, op, empty=self.empty))
         else:
             out = _messages.map_reduce(
-                graph, self.message, self.aggregate, src, dst, edge, width=self.width
+                graph, self.message, self.aggregate, src, dst, edge_attr, width=self.width
             )
         return self.update(out, dst)
 
@@ -131,8 +132,8 @@ class MessagePassing(Module):
             return reduced(self.aggr)
         return concat([reduced(op) for op in self.aggr], axis=-1)
 
-    def forward(self, graph: Any, x: Any, edge: Any = None) -> Any:
-        return self.propagate(graph, x, edge)
+    def forward(self, graph: Any, x: Any, edge_attr: Any = None) -> Any:
+        return self.propagate(graph, x, edge_attr)
 
 
 def pair(graph: Any, x: Any) -> tuple[Any, Any]:
@@ -142,12 +143,16 @@ def pair(graph: Any, x: Any) -> tuple[Any, Any]:
             raise ValueError(f"x must be an array or a pair for a layer, got {len(x)} arrays")
         src, dst = x
     else:
-        if not graph.is_square:
+        if not graph.is_nested:
             raise ValueError(
                 f"x must be a pair, of {graph.n_src} sources and {graph.n_dst} destinations, for a "
                 "bipartite graph"
             )
         src = dst = x
+        if not graph.is_square:
+            check_rows("x", x, graph.n_src, "sources")
+            first = [part if part is None else part[: graph.n_dst] for part in flatten(x)[0]]
+            dst = unflatten(flatten(x)[1], first)
     check_rows("x", src, graph.n_src, "sources")
     check_rows("x", dst, graph.n_dst, "destinations")
     return src, dst
@@ -155,6 +160,6 @@ def pair(graph: Any, x: Any) -> tuple[Any, Any]:
 
 def check_rows(name: str, tree: Any, n: int, kind: str) -> None:
     """Refuse arrays that do not have a row for each node or edge."""
-    for x in _messages.flatten(tree)[0]:
+    for x in flatten(tree)[0]:
         if x is not None and (raw(x).ndim < 1 or x.shape[0] != n):
             raise ValueError(f"{name} must have a row for each of {n} {kind}, got {x.shape}")

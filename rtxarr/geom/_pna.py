@@ -151,7 +151,7 @@ class PNAConv(MessageLayer):
         scale = self._scale(graph, raw(x))
         outputs = []
         for tower, (own, post) in enumerate(zip(parts, self.post_nns, strict=True)):
-            rows = reshape(found[:, :, tower], (n, -1))
+            rows = reshape(found[:, :, tower], (n, len(self.aggregators) * self._width))
             scaled = [rows * scale[:, i : i + 1] for i in range(len(self.scalers))]
             outputs.append(post(concat([own, *scaled], axis=1)))
         return self.lin(concat(outputs, axis=1))

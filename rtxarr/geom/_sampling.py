@@ -141,7 +141,7 @@ class _HopSampler:
             first, last = edge_ptr[b], edge_ptr[b + 1]
             n_src = bounds[hop + 1][b + 1] - bounds[hop + 1][b]
             indptr = offsets[begin : end + 1] - first
-            graphs.append(Graph._made(indptr, local[first:last], n_src, None))
+            graphs.append(Graph._made(indptr, local[first:last], n_src, None, nested=True))
             edge_ids.append(ids[first:last])
         nodes = nodes[bounds[-1][b] : bounds[-1][b + 1]]
         n_seeds = bounds[0][b + 1] - bounds[0][b]

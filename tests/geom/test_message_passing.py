@@ -139,5 +139,5 @@ def test_bad_arguments():
         layer(graph, np.ones((2, 1)))
     with pytest.raises(ValueError, match="x must have a row for each of 2 destinations"):
         layer(graph, (np.ones((1, 1)), np.ones((1, 1))))
-    with pytest.raises(ValueError, match="edge must have a row for each of 1 edges"):
+    with pytest.raises(ValueError, match="edge_attr must have a row for each of 1 edges"):
         layer(graph, (np.ones((1, 1)), None), np.ones(2))
