@@ -83,8 +83,9 @@ def channels_last(
     activate, through = _activations(dtype, silu)
     neighbours, shape = window(width), (groups, lanes * width)
     weighted, biased = affine
-    at_once = 2 if width == 8 else 4  # positions whose loads are under way together, of each array
-    size = at_once * width
+    # Positions whose loads are under way together; of one array alone, more.
+    at_once, alone = 2 if width == 8 else 4, 4
+    size, size_alone = at_once * width, alone * width
     zero, one = scalar(0), scalar(1)
 
     @cuda.jit(device=True)
@@ -96,14 +97,19 @@ def channels_last(
         offset = np.int64(cuda.blockIdx.z) * n_positions * n_channels + channel
         return channel, offset, start + cuda.threadIdx.y, min(start + each, n_positions)
 
-    @cuda.jit(device=True)
-    def fetch(array, offset, position, stop, n_channels, kept):
-        """Read the elements of several positions, with no branch around the loads."""
-        for k in range(at_once):
-            p = position + k * groups
-            values = load(array, offset + (p if p < stop else 0) * n_channels)
-            for i in range(width):
-                kept[k * width + i] = values[i]
+    def reader(count):
+        @cuda.jit(device=True)
+        def read(array, offset, position, stop, n_channels, kept):
+            """Read the elements of several positions, with no branch around the loads."""
+            for k in range(count):
+                p = position + k * groups
+                values = load(array, offset + (p if p < stop else 0) * n_channels)
+                for i in range(width):
+                    kept[k * width + i] = values[i]
+
+        return read
+
+    fetch, fetch_alone = reader(at_once), reader(alone)
 
     @cuda.jit(device=True)
     def put(array, offset, position, stop, n_channels, kept):
@@ -145,7 +151,7 @@ def channels_last(
     def sums(x, first, second, n_positions, n_channels):
         shared = cuda.shared.array(shape, scalar)
         totals, squares = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
-        kept = cuda.local.array(size, scalar)
+        kept = cuda.local.array(size_alone, scalar)
         channel, offset, position, stop = begin(n_positions, n_channels)
         for i in range(width):
             totals[i] = zero
@@ -153,14 +159,14 @@ def channels_last(
         if channel < n_channels:
             origin = load(x, offset)
             while position < stop:
-                fetch(x, offset, position, stop, n_channels, kept)
-                for k in range(at_once):
+                fetch_alone(x, offset, position, stop, n_channels, kept)
+                for k in range(alone):
                     inside = position + k * groups < stop
                     for i in range(width):
                         value = kept[k * width + i] - origin[i] if inside else zero
                         totals[i] += value
                         squares[i] += value * value
-                position += at_once * groups
+                position += alone * groups
         combine(totals, shared, first, channel, n_channels)
         combine(squares, shared, second, channel, n_channels)
 

@@ -11,9 +11,11 @@ from rtxarr.kernels.segment import can_be_wide, row_by_row
 
 __all__ = ["fits", "group_normalize", "group_normalize_gradient"]
 
-# Blocks to deal an array out to, a constant, so that the bits do not depend on the GPU; threads of
-# a block.
-_BLOCKS, _THREADS = 1056, 32 if _SIMULATING else 256
+# Blocks to deal an array out to: several waves, so that the last one costs little. A constant, so
+# that the bits do not depend on the GPU.
+_BLOCKS = 4224
+# Threads of a block, and positions that each takes at least.
+_THREADS, _EACH = (32, 1) if _SIMULATING else (256, 8)
 
 
 def fits(x: Any, *others: Any) -> bool:
@@ -65,7 +67,7 @@ def _deal_out(layout: _Layout, dtype: Any, arrays: tuple, affine: tuple, silu: b
         across = -(-pieces // _THREADS)
         lanes = -(-pieces // across)
         block = lanes, max(1, _THREADS // lanes)
-        most = -(-n_positions // block[1])
+        most = -(-n_positions // (block[1] * _EACH))
         chunks = min(most, max(1, _BLOCKS // (across * n_samples)))
         kernels = channels_last(dtype, width > 1, block, flags, silu)
         return kernels, (chunks, across, n_samples), block, chunks

@@ -13,9 +13,9 @@ from rtxarr.kernels.segment import can_be_wide, row_by_row
 __all__ = ["fits", "normalize", "normalize_gradient"]
 
 # Where the gradients of the parameters are added up, blocks take 8 sets of rows each, but there are
-# not fewer blocks than the first number (if there are rows for them), nor more than the second:
-# constants, so that the bits do not depend on the GPU.
-_BLOCKS = 264, 1056
+# not fewer blocks than this, if there are rows for them, and not more threads in all: several waves
+# of blocks, so that the last one costs little. The bits must not depend on the GPU, nor do these.
+_FEWEST_BLOCKS, _MOST_THREADS = 264, 540_672
 
 
 def fits(*arrays: Any) -> bool:
@@ -119,7 +119,8 @@ def normalize_gradient(
     arguments = (grad, x, x if weight is None else weight, centre, inverse, target)
     blocks = plan.blocks(inverse.size)
     if n_params and plan.resident:
-        blocks = min(blocks, max(_BLOCKS[0], min(_BLOCKS[1], blocks // 8)))
+        enough = min(blocks // 8, _MOST_THREADS // plan.threads)
+        blocks = min(blocks, max(_FEWEST_BLOCKS, enough))
         partial = [xp.empty(blocks * n, dtype=inverse.dtype) for _ in range(n_params)]
         kernel = backward_with_sums(dtype, plan, centred, weight is not None, n_params)
         sums = (*partial, inverse)[:2]
@@ -171,7 +172,7 @@ def _sum_columns(
     from rtxarr.kernels._vector import access
 
     across = -(-n // (32 * access(x.dtype, wide=wide).width))
-    down = min(-(-inverse.size // 8), max(1, _BLOCKS[1] // across))
+    down = min(-(-inverse.size // 8), max(1, _MOST_THREADS // 256 // across))
     partial = [xp.empty(down * n, dtype=inverse.dtype) for _ in range(2)]
     arguments = (grad, x, centre, inverse, *partial, n)
     launch(columns(x.dtype, wide, centred), (across, down), arguments, block=(32, 8))

@@ -90,7 +90,7 @@ def test_rms_norm(place, dtype):
 @pytest.mark.parametrize("centred", [True, False])
 def test_rows_longer_than_the_registers(monkeypatch, centred):
     monkeypatch.setattr(_rows, "_MOST_LANES", 2)
-    monkeypatch.setattr(norm, "_BLOCKS", (1, 1))
+    monkeypatch.setattr(norm, "_FEWEST_BLOCKS", 1)
     for shape in ((3, 72), (11, 70)):
         x, weight, bias, grad = make(shape, "float32")
         arrays = (x, weight, bias) if centred else (x, weight)
