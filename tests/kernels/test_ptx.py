@@ -341,6 +341,22 @@ def sampling_cases():
         yield name, getattr(kernels, name), signature
 
 
+def points_cases():
+    from rtxarr.kernels._points_cuda import farthest, search, sort_rows
+
+    whole = INTEGER_POINTERS
+    for name in ("float32", "float64"):
+        flat, rows, dtype = (name, 1, "C"), (name, 2, "C"), dtype_of(name)
+        grid = (rows, whole, whole, flat, name, name, whole)
+        found = (whole, flat, whole)
+        signature = (whole, rows, whole, *grid, "int64", name, "int64", whole, "int64", *found)
+        for kind in ("insert", "append", "tally"):
+            yield f"search-{kind}-{name}", search(kind, dtype), signature
+        yield f"sort-{name}", sort_rows(dtype), (whole, flat, whole)
+        signature = (rows, whole, whole, ("int64", 2, "C"), flat)
+        yield f"farthest-{name}", farthest(dtype), signature
+
+
 CASES = {
     "_elementwise_cuda": elementwise_cases,
     "_activation_cuda": activation_cases,
@@ -352,6 +368,7 @@ CASES = {
     "_multi_tensor_cuda": multi_tensor_cases,
     "_optimizers_cuda": optimizers_cases,
     "_philox_cuda": philox_cases,
+    "_points_cuda": points_cases,
     "_rotary_cuda": rotary_cases,
     "_sampling_cuda": sampling_cases,
     "_segment_cuda": segment_cases,

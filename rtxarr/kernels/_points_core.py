@@ -1,0 +1,186 @@
+"""How neighbours in space are found, once for numba's CPU and GPU code: the same to the bit.
+
+A squared distance is the sum of the squared differences, added in the order of the axes, each
+operation rounded once to the type of the points. Of equally distant points that with the smaller
+number comes first. So what is found depends on neither the device nor the grid.
+
+Points are sorted by the cells of a grid over their first three axes, or are all in one cell. A
+search looks at cells in cubes of growing size around the query's own, until what is outside the
+cube is further than what has been found. ``_SLACK``, a part of a cell's width, is far more than
+rounding can move a point in a grid of up to ``MOST_CELLS`` an axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+
+MOST_CELLS = 4096
+_SLACK = np.float32(0.01)
+
+
+def build(jit: Callable, mul: Callable, add: Callable, scalar: type) -> SimpleNamespace:
+    """Return the functions below for one type, each passed through ``jit``."""
+    zero, infinity, slack = scalar(0), scalar(np.inf), scalar(_SLACK)
+
+    @jit
+    def distance(y, query, xt, place):
+        total = zero
+        for axis in range(y.shape[1]):
+            difference = y[query, axis] - xt[axis, place]
+            total = add(total, mul(difference, difference))
+        return total
+
+    @jit
+    def precedes(d, i, other_d, other_i):
+        return d < other_d or (d == other_d and i < other_i)
+
+    @jit
+    def insert(d, i, count, k, base, step, best_d, best_i):
+        """Keep the nearest ``k``, sorted."""
+        if count == k:
+            last = base + (k - 1) * step
+            if not precedes(d, i, best_d[last], best_i[last]):
+                return count
+        else:
+            count += 1
+        place = base + (count - 1) * step
+        while place > base and precedes(d, i, best_d[place - step], best_i[place - step]):
+            best_d[place], best_i[place] = best_d[place - step], best_i[place - step]
+            place -= step
+        best_d[place], best_i[place] = d, i
+        return count
+
+    @jit
+    def append(d, i, count, k, base, step, best_d, best_i):
+        """Keep all, in the order in which they are met."""
+        best_d[base + count], best_i[base + count] = d, i
+        return count + 1
+
+    @jit
+    def tally(d, i, count, k, base, step, best_d, best_i):
+        """Keep none."""
+        return count + 1
+
+    @jit
+    def worst_kept(count, k, base, step, best_d, limit):
+        """Return the distance from which on a further point is not kept."""
+        return best_d[base + (k - 1) * step] if count == k else limit
+
+    @jit
+    def worst_within(count, k, base, step, best_d, limit):
+        return limit
+
+    def scanner(take):
+        """Return what looks at a run of points, one by one."""
+
+        @jit
+        def scan(
+            y, query, xt, order, begin, end, skip, limit, count, k, base, step, best_d, best_i
+        ):
+            for place in range(begin, end):
+                i = order[place]
+                if i != skip:
+                    d = distance(y, query, xt, place)
+                    if d <= limit:
+                        count = take(d, i, count, k, base, step, best_d, best_i)
+            return count
+
+        return scan
+
+    @jit
+    def position(y, query, axis, lo, inverse, dims):
+        """Return where a query is along an axis, in cells, and its cell."""
+        if axis >= y.shape[1] or dims[axis] == 1:
+            return zero, np.int64(0)
+        t = (y[query, axis] - lo[axis]) * inverse
+        if t <= zero:
+            return t, np.int64(0)
+        if t >= scalar(dims[axis]):
+            return t, dims[axis] - 1
+        return t, np.int64(t)
+
+    @jit
+    def gap(t, cell, ring, n_cells):
+        """Return how far, in cells, the nearest side of the cube is that has cells behind it."""
+        nearest = infinity
+        if cell - ring > 0:
+            nearest = t - scalar(cell - ring)
+        if cell + ring < n_cells - 1:
+            nearest = min(nearest, scalar(cell + ring + 1) - t)
+        return nearest
+
+    def searcher(scan, worst):
+        """Return what finds the points around one query; it returns how many it kept."""
+
+        @jit
+        def search(
+            y, query, batch, xt, order, cells, lo, inverse, width, dims,
+            skip, limit, k, base, step, best_d, best_i,
+        ):  # fmt: skip
+            tx, cx = position(y, query, 0, lo, inverse, dims)
+            ty, cy = position(y, query, 1, lo, inverse, dims)
+            tz, cz = position(y, query, 2, lo, inverse, dims)
+            nx, ny, nz = dims[0], dims[1], dims[2]
+            count, ring, more = np.int64(0), np.int64(0), True
+            while more:
+                left, right = max(cx - ring, 0), min(cx + ring, nx - 1)
+                for z in range(max(cz - ring, 0), min(cz + ring, nz - 1) + 1):
+                    for row in range(max(cy - ring, 0), min(cy + ring, ny - 1) + 1):
+                        first = ((batch * nz + z) * ny + row) * nx
+                        whole = abs(z - cz) == ring or abs(row - cy) == ring
+                        # Cells of a row follow each other, and so do their points.
+                        if whole or cx - ring >= 0:
+                            end = right if whole else left
+                            count = scan(
+                                y, query, xt, order, cells[first + left], cells[first + end + 1],
+                                skip, limit, count, k, base, step, best_d, best_i,
+                            )  # fmt: skip
+                        if not whole and cx + ring < nx:
+                            count = scan(
+                                y, query, xt, order, cells[first + right], cells[first + right + 1],
+                                skip, limit, count, k, base, step, best_d, best_i,
+                            )  # fmt: skip
+                side = min(gap(tx, cx, ring, nx), gap(ty, cy, ring, ny), gap(tz, cz, ring, nz))
+                more = side < infinity
+                if more and side > slack:
+                    reach = (side - slack) * width
+                    more = worst(count, k, base, step, best_d, limit) >= reach * reach
+                ring += 1
+            return count
+
+        return search
+
+    @jit
+    def sift(begin, root, size, best_d, best_i):
+        """Move an entry of a heap down, until none below it comes later."""
+        d, i = best_d[begin + root], best_i[begin + root]
+        child = 2 * root + 1
+        while child < size:
+            at = begin + child
+            if child + 1 < size and precedes(
+                best_d[at], best_i[at], best_d[at + 1], best_i[at + 1]
+            ):
+                child += 1
+                at += 1
+            if not precedes(d, i, best_d[at], best_i[at]):
+                break
+            best_d[begin + root], best_i[begin + root] = best_d[at], best_i[at]
+            root, child = child, 2 * child + 1
+        best_d[begin + root], best_i[begin + root] = d, i
+
+    @jit
+    def sort(begin, end, best_d, best_i):
+        """Sort a row by distance and number, with a heap: long rows are no worse."""
+        n = end - begin
+        for root in range(n // 2 - 1, -1, -1):
+            sift(begin, root, n, best_d, best_i)
+        for size in range(n - 1, 0, -1):
+            last = begin + size
+            best_d[begin], best_d[last] = best_d[last], best_d[begin]
+            best_i[begin], best_i[last] = best_i[last], best_i[begin]
+            sift(begin, 0, size, best_d, best_i)
+
+    return SimpleNamespace(**locals())
