@@ -182,6 +182,9 @@ def main():
     options = parser.parse_args()
     if len(rx.devices()) == 1:
         raise SystemExit("needs a GPU that CuPy can use")
+    if missing := tile.status().missing:
+        print(f"left out: {missing}")
+        return
     versions = {}
     for name in ("torch", "cupy-cuda13x", "cuda-tile", "nvidia-cuda-tileiras", "nvmath-python"):
         try:

@@ -112,7 +112,7 @@ def _load(signature: Signature, device_id: int) -> Any:
     try:
         return load(signature, device_id)
     except Exception as error:  # of many kinds: the compiler's, the driver's
-        reason = f"{signature.name} does not compile ({error})"
+        reason = f"{signature.name} does not compile ({str(error).partition(chr(10))[0]})"
         warnings.warn(f"fused products run in separate steps: {reason}", RuntimeWarning, 5)
         return reason
 

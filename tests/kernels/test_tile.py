@@ -130,6 +130,7 @@ def test_machine_code(signature, tmp_path, monkeypatch):
         assert offset % size == 0
         assert offset + size <= following < offset + size + 8
     assert not any(elf.stack_bytes()), "registers are spilled"
+    assert b".f64" not in elf.sections[".nv_debug_ptx_txt"], "arithmetic in float64"
     # From disk, without the compiler.
     monkeypatch.setattr(_build, "_export", None)
     assert _build.cubin(signature, "sm_90") == (name, code)
