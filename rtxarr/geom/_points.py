@@ -280,8 +280,8 @@ class _Job:
                 f"{cloud} has{' beside each' if self.others else ''}, got {k}"
             )
 
-    def grid(self, width):
-        grid = points.build_grid(self.x, self.ptr, width)
+    def grid(self, width, crowd=None):
+        grid = points.build_grid(self.x, self.ptr, width, crowd=crowd)
         if self.y is self.x:
             return grid, grid.order
         lo, dims = (np.asarray(on_host(a)) for a in (grid.lo, grid.dims))
@@ -290,10 +290,10 @@ class _Job:
         return grid, self.xp.argsort(cells, stable=True)
 
     def nearest(self, k, r=None, limit=np.inf):
-        width = self.width(k / 4)
-        if width is not None and r is not None:
-            width = min(width, max(1.05 * r, self.width(1)))
-        grid, visit = self.grid(width)
+        width, crowd = self.width(k / 4), max(k / 4, 1)
+        if width is not None and r is not None and max(1.05 * r, self.width(1)) < width:
+            width, crowd = max(1.05 * r, self.width(1)), None
+        grid, visit = self.grid(width, crowd)
         return points.nearest(self.y, self.batches, visit, grid, k, others=self.others, limit=limit)
 
     def all_within(self, r, limit):

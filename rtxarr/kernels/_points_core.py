@@ -21,17 +21,32 @@ MOST_CELLS = 4096
 _SLACK = np.float32(0.01)
 
 
-def build(jit: Callable, mul: Callable, add: Callable, scalar: type) -> SimpleNamespace:
-    """Return the functions below for one type, each passed through ``jit``."""
+def build(
+    jit: Callable, mul: Callable, add: Callable, scalar: type, *, in_space: bool = False
+) -> SimpleNamespace:
+    """Return the functions below for one type, each passed through ``jit``.
+
+    ``in_space``: for points with three axes only.
+    """
     zero, infinity, slack = scalar(0), scalar(np.inf), scalar(_SLACK)
 
-    @jit
-    def distance(y, query, xt, place):
-        total = zero
-        for axis in range(y.shape[1]):
-            difference = y[query, axis] - xt[axis, place]
-            total = add(total, mul(difference, difference))
-        return total
+    if in_space:
+
+        @jit
+        def distance(y, query, xt, place):
+            a, b = y[query, 0] - xt[0, place], y[query, 1] - xt[1, place]
+            c = y[query, 2] - xt[2, place]
+            return add(add(mul(a, a), mul(b, b)), mul(c, c))
+
+    else:
+
+        @jit
+        def distance(y, query, xt, place):
+            total = zero
+            for axis in range(y.shape[1]):
+                difference = y[query, axis] - xt[axis, place]
+                total = add(total, mul(difference, difference))
+            return total
 
     @jit
     def precedes(d, i, other_d, other_i):

@@ -15,16 +15,16 @@ THREADS = 4 if _SIMULATING else 1024
 
 
 @functools.cache
-def _core(dtype: np.dtype):
+def _core(dtype: np.dtype, in_space: bool = False):
     single = np.dtype(dtype) == np.float32
     mul, add = (_mul32, _add32) if single else (_mul, _add)
-    return build(_device, mul, add, np.dtype(dtype).type)
+    return build(_device, mul, add, np.dtype(dtype).type, in_space=in_space)
 
 
 @functools.cache
-def search(kind: str, dtype: np.dtype):
-    """Return the search; ``kind`` as in ``points``."""
-    core = _core(dtype)
+def search(kind: str, dtype: np.dtype, in_space: bool):
+    """Return the search; ``kind`` as in ``points``; ``in_space``: with three axes."""
+    core = _core(dtype, in_space)
     worst = core.worst_kept if kind == "insert" else core.worst_within
     find = core.searcher(core.scanner(getattr(core, kind)), worst)
 

@@ -48,13 +48,16 @@ def _scanner(take, zero):
 
 
 @functools.cache
-def search(kind: str, dtype: np.dtype, many_axes: bool):
-    """Return the search of queries ``visit[begin:end]``; ``kind`` as in ``points``."""
+def search(kind: str, dtype: np.dtype, n_axes: int):
+    """Return the search of queries ``visit[begin:end]``; ``kind`` as in ``points``.
+
+    ``n_axes``: up to 3, or 4 for any more.
+    """
     scalar = np.dtype(dtype).type
-    core = build(_compiled, _mul, _add, scalar)
+    core = build(_compiled, _mul, _add, scalar, in_space=n_axes == 3)
     take = getattr(core, kind)
     worst = core.worst_kept if kind == "insert" else core.worst_within
-    scan = _scanner(take, scalar(0)) if many_axes else core.scanner(take)
+    scan = _scanner(take, scalar(0)) if n_axes > 3 else core.scanner(take)
     find = core.searcher(scan, worst)
 
     @_compiled

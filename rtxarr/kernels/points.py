@@ -50,7 +50,7 @@ class Grid(NamedTuple):
     dims: Any
 
 
-def build_grid(x: Any, ptr: Any, width: float | None) -> Grid:
+def build_grid(x: Any, ptr: Any, width: float | None, *, crowd: float | None = None) -> Grid:
     """Sort points by cells, on a GPU with a wait for the extent of the points.
 
     Parameters
@@ -61,6 +61,9 @@ def build_grid(x: Any, ptr: Any, width: float | None) -> Grid:
     width : float or None
         Of a cell; None puts all points of a batch into one. Cells become wider if there would be
         too many.
+    crowd : float, optional
+        Points that a cell should have, of those that have any. If they have many more, cells
+        become narrower.
 
     Returns
     -------
@@ -75,19 +78,34 @@ def build_grid(x: Any, ptr: Any, width: float | None) -> Grid:
         return _grid(xp, x, order, ptr, lo, scalar(1), dims)
     low, extents = extent(x)
     lo[: low.size] = low
+    batch = xp.searchsorted(ptr, xp.arange(n, dtype=np.int64), side="right") - 1
+    while True:
+        width, dims = _cut(extents, width, n, n_batches)
+        width = scalar(width)
+        cell = cells_of(x, batch, lo, scalar(1) / width, dims)
+        order = xp.argsort(cell, stable=True)
+        cell = xp.take(cell, order)
+        if crowd is None:
+            break
+        # On a surface few cells have points, and those many: make the cells narrower, once.
+        mean = n / (1 + int(xp.count_nonzero(cell[1:] != cell[:-1])))
+        if mean <= 2 * crowd:
+            break
+        width, crowd = float(width) * (crowd / mean) ** 0.5, None
+    n_cells = n_batches * int(np.prod(dims))
+    bounds = xp.searchsorted(cell, xp.arange(n_cells + 1, dtype=np.int64))
+    return _grid(xp, x, order, bounds, lo, width, dims)
+
+
+def _cut(extents, width, n, n_batches):
+    """Return a width of cells, at least that asked for, and the cells along each axis."""
     width = max(width, float(extents.max(initial=0)) / (MOST_CELLS - 1))
+    dims = np.ones(3, np.int64)
     while True:
         dims[: extents.size] = np.floor(extents / width).astype(np.int64) + 1
-        if n_batches * float(np.prod(dims, dtype=np.float64)) <= 4 * n + 4 * n_batches + 64:
-            break
-        width *= 1.25
-    width = scalar(width)
-    batch = xp.searchsorted(ptr, xp.arange(n, dtype=np.int64), side="right") - 1
-    cell = cells_of(x, batch, lo, scalar(1) / width, dims)
-    order = xp.argsort(cell, stable=True)
-    n_cells = n_batches * int(np.prod(dims))
-    bounds = xp.searchsorted(xp.take(cell, order), xp.arange(n_cells + 1, dtype=np.int64))
-    return _grid(xp, x, order, bounds, lo, width, dims)
+        if n_batches * float(np.prod(dims, dtype=np.float64)) <= 4 * (n + n_batches) + 64:
+            return width, dims
+        width *= 1.2
 
 
 def _grid(xp, x, order, cells, lo, width, dims):
@@ -212,11 +230,11 @@ def _search(kind, y, batches, visit, grid, options, found):
     if runs_kernels(y):
         from rtxarr.kernels import _points_cuda as gpu
 
-        launch(gpu.search(kind, y.dtype), y.shape[0], arguments)
+        launch(gpu.search(kind, y.dtype, y.shape[1] == 3), y.shape[0], arguments)
     else:
         from rtxarr.kernels import _points_njit as host
 
-        _in_threads(host.search(kind, y.dtype, y.shape[1] > 3), y.shape[0], arguments)
+        _in_threads(host.search(kind, y.dtype, min(y.shape[1], 4)), y.shape[0], arguments)
 
 
 def farthest(x: Any, ptr: Any, starts: Any, n: int) -> Any:

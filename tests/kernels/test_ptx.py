@@ -351,7 +351,9 @@ def points_cases():
         found = (whole, flat, whole)
         signature = (whole, rows, whole, *grid, "int64", name, "int64", whole, "int64", *found)
         for kind in ("insert", "append", "tally"):
-            yield f"search-{kind}-{name}", search(kind, dtype), signature
+            for in_space in (False, True):
+                title = f"search-{kind}-{name}{'-in-space' * in_space}"
+                yield title, search(kind, dtype, in_space), signature
         yield f"sort-{name}", sort_rows(dtype), (whole, flat, whole)
         signature = (rows, whole, whole, ("int64", 2, "C"), flat)
         yield f"farthest-{name}", farthest(dtype), signature
