@@ -18,7 +18,7 @@ __all__ = [
     "run",
 ]
 
-NAMES = ("gcn-cora", "conv-digits", "char-transformer")
+NAMES = ("gcn-cora", "conv-digits", "char-transformer", "gin-mutag", "link-citeseer")
 """The recipes; the first is the default one."""
 
 

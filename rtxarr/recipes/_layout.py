@@ -70,3 +70,45 @@ def _neighbor_pairs(x, k):
 
 def _squared(x):
     return np.sum(x * x, axis=-1, keepdims=True)
+
+
+def distance_layout(edges: np.ndarray, *, n_steps: int = 200) -> np.ndarray:
+    """Place the nodes of a connected graph so that they are as far apart as edges lie between them.
+
+    Parameters
+    ----------
+    edges : array of int64, shape (2, n_edges)
+        Each way; every node has one.
+    n_steps : int
+
+    Returns
+    -------
+    array of float64, shape (n_nodes, 2)
+
+    Notes
+    -----
+    Each step takes all nodes to the weighted means of where the others want them, with the weights
+    ``d**-2`` of nodes ``d`` edges apart.
+
+    References
+    ----------
+    Gansner, Koren and North, "Graph Drawing by Stress Majorization", 2004,
+    doi:10.1007/978-3-540-31843-9_25, eq. 5.
+    """
+    from scipy import sparse
+    from scipy.sparse import csgraph
+
+    n = int(edges.max()) + 1
+    matrix = sparse.csr_array((np.ones(edges.shape[1]), edges), shape=(n, n))
+    wanted = csgraph.shortest_path(matrix, unweighted=True)
+    centred = -0.5 * (wanted**2 - np.mean(wanted**2, axis=0))
+    y = principal_axes(centred - centred.mean(axis=1, keepdims=True))  # roughly
+    y = y / max(float(np.abs(y).max()), 1e-12) * wanted.max() / 2
+    weight = np.zeros_like(wanted)
+    np.divide(1.0, wanted**2, out=weight, where=wanted > 0)
+    for _ in range(n_steps):
+        apart = y[:, None] - y[None]
+        length = np.maximum(np.sqrt(_squared(apart)), 1e-9)
+        aims = y[None] + apart / length * wanted[:, :, None]
+        y = np.einsum("ij,ijk->ik", weight, aims) / weight.sum(axis=1, keepdims=True)
+    return y

@@ -148,6 +148,81 @@ def draw_guesses(
     )
 
 
+_ELEMENTS = {"C": _INK, "N": _COLOURS[0], "O": _COLOURS[3]}
+_HALOGENS = _COLOURS[2]
+
+
+def draw_compounds(path: Path, compounds: list[tuple], elements: tuple[str, ...]) -> None:
+    """Draw compounds that were hard to tell, with what the network says of each.
+
+    Parameters
+    ----------
+    path : Path
+    compounds : list of tuple
+        Of each: the places of its atoms, shape (n, 2), the bonds, shape (2, n_bonds), the elements'
+        numbers, shape (n,), the class, 1 for mutagenic, and the chance that the network gives it.
+    elements : tuple of str
+    """
+    from matplotlib.collections import LineCollection
+
+    figure = _figure(11.0, 6.8)
+    panels = figure.subplots(3, 6).ravel()
+    for axes in panels:
+        axes.set_axis_off()
+    for axes, (points, bonds, atoms, label, chance) in zip(panels, compounds, strict=False):
+        axes.add_collection(LineCollection(points[bonds.T], colors=_GREY, linewidths=1.0))
+        for number in np.unique(atoms):
+            x, y = points[atoms == number].T
+            colour = _ELEMENTS.get(elements[number], _HALOGENS)
+            axes.scatter(x, y, s=22, color=colour, edgecolors="white", linewidths=0.5, zorder=2)
+        right = (chance > 0.5) == bool(label)
+        axes.set_title(
+            f"{'mutagenic' if label else 'not mutagenic'}\npredicted chance {100 * chance:.0f} %",
+            color=_COLOURS[0] if right else _COLOURS[3],
+            fontsize=9,
+        )
+        axes.set_aspect("equal")
+        axes.margins(0.08)
+    names = {"carbon": _INK, "nitrogen": _COLOURS[0], "oxygen": _COLOURS[3], "halogen": _HALOGENS}
+    for name, colour in names.items():
+        panels[-1].scatter([], [], s=30, color=colour, label=name)
+    figure.legend(frameon=False, loc="outside lower center", ncols=4, labelcolor=_INK)
+    _write(figure, path, "The compounds of the test parts that the networks found hardest")
+
+
+def draw_scores(path: Path, title: str, positive: np.ndarray, negative: np.ndarray) -> None:
+    """Draw how the scores of pairs with an edge and without are spread, and what a bar gives.
+
+    Parameters
+    ----------
+    path : Path
+    title : str
+    positive, negative : array of float, shape (n_positive,) and (n_negative,)
+        Chances of an edge.
+    """
+    figure = _figure(9.0, 3.9)
+    left, right = figure.subplots(1, 2)
+    bins = np.linspace(0, 1, 41)
+    both = ((positive, _COLOURS[0], "with an edge"), (negative, _COLOURS[3], "without an edge"))
+    for scores, colour, name in both:
+        left.hist(scores, bins, color=colour, alpha=0.6, label=name)
+    left.set_xlabel("chance of an edge, says the network", color=_GREY)
+    left.set_title("pairs of papers", loc="left", color=_INK, fontsize=11)
+    left.legend(frameon=False, labelcolor=_INK)
+    bars = np.sort(np.concatenate([positive, negative, [np.inf, -np.inf]]))[::-1]
+    found, wrong = (
+        1 - np.searchsorted(np.sort(scores), bars) / len(scores) for scores, _, _ in both
+    )
+    right.plot(wrong, found, color=_COLOURS[0], linewidth=1.6)
+    right.plot([0, 1], [0, 1], color=_GREY, linewidth=0.9, linestyle=(0, (3, 3)))
+    right.set_xlabel("share of pairs without an edge above the bar", color=_GREY)
+    right.set_title("share of edges above it", loc="left", color=_INK, fontsize=11)
+    for axes in (left, right):
+        _clean(axes)
+        axes.margins(x=0.02)
+    _write(figure, path, title)
+
+
 def _figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

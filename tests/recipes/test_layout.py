@@ -1,8 +1,8 @@
-"""The layout that the picture of an embedding is drawn from."""
+"""The layouts that pictures are drawn from."""
 
 import numpy as np
 
-from rtxarr.recipes._layout import neighbor_layout
+from rtxarr.recipes._layout import distance_layout, neighbor_layout
 
 
 def make_groups(n_groups=4, size=40, seed=0):
@@ -26,3 +26,20 @@ def test_layout_is_the_same_each_time_and_finite_for_equal_points():
     x, _ = make_groups()
     np.testing.assert_array_equal(neighbor_layout(x, n_steps=5), neighbor_layout(x, n_steps=5))
     assert np.isfinite(neighbor_layout(np.zeros((5, 3), np.float32), n_steps=20)).all()
+
+
+def distances(edges):
+    y = distance_layout(np.array([*edges, *(edge[::-1] for edge in edges)]).T)
+    return np.linalg.norm(y[:, None] - y[None], axis=-1)
+
+
+def test_paths_and_rings_are_drawn_as_such():
+    path = distances([(i, i + 1) for i in range(5)])
+    wanted = np.abs(np.subtract.outer(np.arange(6), np.arange(6)))
+    np.testing.assert_allclose(path, wanted, atol=1e-3)
+    ring = distances([(i, (i + 1) % 6) for i in range(6)])
+    sides = ring[np.arange(6), (np.arange(6) + 1) % 6]
+    np.testing.assert_allclose(sides, sides[0], rtol=1e-3)  # regular
+    np.testing.assert_allclose(ring[np.arange(6), (np.arange(6) + 3) % 6], 2 * sides[0], rtol=1e-3)
+    assert 0.8 < sides[0] < 1.2
+    assert np.isclose(distances([(0, 1)])[0, 1], 1)

@@ -14,6 +14,8 @@ from rtxarr.recipes import Watch, char_transformer, gcn_cora
 TINY = {
     "gcn-cora": {"epochs": 3, "hidden": 4},
     "conv-digits": {"epochs": 3, "channels": 2, "batch_size": 256},
+    "gin-mutag": {"epochs": 3, "hidden": 4, "layers": 1, "batch_size": 128},
+    "link-citeseer": {"epochs": 3, "hidden": 4, "out": 3},
     "char-transformer": {
         "epochs": 3,
         "steps": 2,
@@ -27,6 +29,8 @@ TINY = {
 PICTURES = {
     "gcn-cora": "embedding.png",
     "conv-digits": "digits.png",
+    "gin-mutag": "compounds.png",
+    "link-citeseer": "scores.png",
     "char-transformer": "sample.txt",
 }
 
@@ -55,6 +59,8 @@ def read(folder):
 CAPTURED = {
     "gcn-cora": {"epochs": 100, "hidden": 4},
     "conv-digits": {"epochs": 6, "channels": 4, "precision": "bfloat16"},
+    "gin-mutag": {"epochs": 4, "hidden": 8},
+    "link-citeseer": {"epochs": 40, "hidden": 8, "out": 4},
     "char-transformer": {
         "epochs": 2, "steps": 60, "width": 16, "context": 8, "heads": 2, "layers": 1, "sample": 5,
         "dropout": 0.1, "precision": "bfloat16",
@@ -134,6 +140,22 @@ def test_gcn_reaches_the_papers_accuracy(tmp_path):
     assert train("gcn-cora", tmp_path, config={}).test_accuracy > 0.805
 
 
+@pytest.mark.slow
+def test_gin_reaches_the_papers_accuracy(tmp_path):
+    # The paper has 89.4 %, with a standard deviation of 5.6 % between folds; 100 epochs take a
+    # minute, so here are fewer.
+    result = train("gin-mutag", tmp_path, config={"epochs": 40})
+    assert result.test_accuracy > 0.838
+    assert result.test_accuracy == result.best["val_accuracy"]
+
+
+def test_links_reach_the_papers_auc(tmp_path):
+    # The paper has 89.5 %. Over 3 seeds it is 90.9, 92.0 and 90.9.
+    result = train("link-citeseer", tmp_path, config={"epochs": 60})
+    assert result.test_accuracy > 0.89
+    assert result.notes[0].startswith(f"AUC {result.test_accuracy:.3f}, average precision 0.")
+
+
 def test_digits_are_learnt(tmp_path):
     config = {"epochs": 8, "channels": 8, "lr": 0.01}
     assert train("conv-digits", tmp_path, config=config).test_accuracy > 0.9
@@ -150,16 +172,6 @@ def test_text_is_learnt(tmp_path):
     entropy = -np.sum(shares * np.log(shares))
     assert result.history[0]["val_loss"] < entropy
     assert float(result.notes[1].split()[-1]) == pytest.approx(entropy, abs=0.05)
-
-
-def test_adjacency_is_the_symmetrically_normalised_one():
-    with rx.device("cpu"):
-        edges = np.array([[0, 1, 1, 2], [1, 0, 2, 1]])
-        pattern, values = gcn_cora.normalized_adjacency(edges, 4)
-        got = rx.spmm(values, np.eye(4, dtype=np.float32), pattern)
-    a = np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]])
-    root = np.sqrt(a.sum(axis=1))
-    np.testing.assert_allclose(got, a / np.outer(root, root), rtol=1e-6)
 
 
 def test_cora_parts_do_not_overlap_and_words_sum_to_one():
