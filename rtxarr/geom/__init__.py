@@ -30,6 +30,7 @@ from rtxarr.geom._message_passing import MessagePassing
 from rtxarr.geom._metrics import auc, average_precision, hits_at_k, mrr
 from rtxarr.geom._norms import GraphLayerNorm, GraphNorm, InstanceNorm, PairNorm
 from rtxarr.geom._pna import PNAConv
+from rtxarr.geom._point_layers import DynamicEdgeConv, PointNetSetAbstraction
 from rtxarr.geom._point_transforms import (
     center_points,
     drop_points,
@@ -93,6 +94,7 @@ __all__ = [
     "Batch",
     "ChebConv",
     "ClusterSampler",
+    "DynamicEdgeConv",
     "EdgeConv",
     "GATConv",
     "GATv2Conv",
@@ -119,6 +121,7 @@ __all__ = [
     "Neighbors",
     "PNAConv",
     "PairNorm",
+    "PointNetSetAbstraction",
     "RGCNConv",
     "SAGEConv",
     "SAGPooling",
