@@ -84,12 +84,10 @@ def aggregate(
     dtype = result_type(raw(x).dtype, raw(weight).dtype)
     x, weight = (astype(a, dtype, copy=False) for a in (x, weight))
     if op in ("sum", "mean"):
-        n_heads = math.prod(weight.shape[1:])
-        heads = reshape(x, (graph.n_src, n_heads, math.prod(x.shape[weight.ndim :])))
-        out = _edges.weighted_sum(reshape(weight, (graph.n_edges, n_heads)), heads, graph=graph)
+        out = _weighted(graph, x, weight)
         if op == "mean":
-            out = out / _edges.counts(graph, out.dtype)[:, :, None]
-        return _filled(graph, reshape(out, (graph.n_dst, *x.shape[1:])), empty)
+            out = out / reshape(_edges.counts(graph, out.dtype), (-1,) + (1,) * (out.ndim - 1))
+        return _filled(graph, out, empty)
     trailing = (1,) * (x.ndim - weight.ndim)
     return _messages.map_reduce(
         graph,
@@ -117,6 +115,15 @@ def _unweighted(graph, x, op, empty):
         return None
     out = reshape(out, (graph.n_dst, *x.shape[1:]))
     return out if op in ("max", "min") else _filled(graph, out, empty)
+
+
+def _weighted(graph, x, weight):
+    if weight.ndim == 1 and x.ndim == 2:
+        return _edges.weighted_sum(weight, x, graph=graph)
+    n_heads, n_features = math.prod(weight.shape[1:]), math.prod(x.shape[weight.ndim :])
+    heads = reshape(x, (graph.n_src, n_heads, n_features))
+    out = _edges.weighted_sum(reshape(weight, (graph.n_edges, n_heads)), heads, graph=graph)
+    return reshape(out, (graph.n_dst, *x.shape[1:]))
 
 
 def _filled(graph, out, empty):
@@ -208,10 +215,11 @@ def sddmm(graph: Any, u: Any, v: Any, op: str = "dot") -> Any:
     if u.ndim < 2:
         raise ValueError(f"'dot' needs rows, got u of shape {tuple(u.shape)}")
     dtype = result_type(raw(u).dtype, raw(v).dtype)
-    heads, n_heads = u.shape[1:-1], math.prod(u.shape[1:-1])
-    u, v = (
-        reshape(astype(a, dtype, copy=False), (a.shape[0], n_heads, a.shape[-1])) for a in (u, v)
-    )
+    u, v = (astype(a, dtype, copy=False) for a in (u, v))
+    heads, width = u.shape[1:-1], u.shape[-1]
+    if len(heads) < 2:
+        return _edges.edge_dot(u, v, graph=graph)
+    u, v = (reshape(a, (a.shape[0], math.prod(heads), width)) for a in (u, v))
     return reshape(_edges.edge_dot(u, v, graph=graph), (graph.n_edges, *heads))
 
 

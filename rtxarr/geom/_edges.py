@@ -83,7 +83,7 @@ def counts(graph: Any, dtype: Any) -> Any:
         xp = namespace(graph.indptr)
         return xp.astype(xp.where(graph.in_degrees == 0, 1, graph.in_degrees), dtype)[:, None]
 
-    return graph.once(("counts", str(np.dtype(dtype))), count)
+    return graph.once(("counts", np.dtype(dtype)), count)
 
 
 @differentiable(movement=True)
@@ -103,13 +103,16 @@ gather_mean.defvjps(
 def weighted_sum(weight, x, /, *, graph):
     """Add up the rows of sources times the weights of edges and heads.
 
-    ``weight`` has shape (n_edges, n_heads), ``x`` (n_src, n_heads, n_features); so does the result.
+    ``weight`` has shape (n_edges, n_heads), ``x`` (n_src, n_heads, n_features), and so does the
+    result; or without the axis of heads (n_edges,) and (n_src, n_features).
     """
     # One pass: reads x through the graph's indices, head by head.
+    if x.ndim == 2:
+        return _product(weight, x, graph)
     xp = namespace(weight, x)
     n_heads, n_features = x.shape[1:]
-    weight = graph.stored(weight)
     if n_heads > n_features:
+        weight = graph.stored(weight)
 
         def message(src, dst, edges):
             scaled = weight[edges, :, None] * xp.take(x, src, axis=0)
@@ -117,14 +120,15 @@ def weighted_sum(weight, x, /, *, graph):
 
         out = _reduce("sum", graph, n_heads * n_features, message, x)
         return xp.reshape(out, (graph.n_dst, n_heads, n_features))
-    indptr, rows = _pieces(graph)
-    parts = [
-        spmm.spmm(
-            xp.ascontiguousarray(weight[:, head]), x[:, head], indptr, graph.indices, rows=rows
-        )
-        for head in range(n_heads)
-    ]
+    parts = [_product(weight[:, head], x[:, head], graph) for head in range(n_heads)]
     return parts[0][:, None] if n_heads == 1 else xp.stack(parts, axis=1)
+
+
+def _product(weight, x, graph):
+    indptr, rows = _pieces(graph)
+    order = None if graph.is_ordered else graph.edge_ids
+    weight = namespace(weight).ascontiguousarray(weight)
+    return spmm.spmm(weight, x, indptr, graph.indices, order=order, rows=rows)
 
 
 def _pieces(graph):
@@ -153,16 +157,20 @@ def edge_dot(u, v, /, *, graph):
     """Give, for each edge and head, the inner product of its two nodes' rows.
 
     ``u`` has shape (n_src, n_heads, n_features), ``v`` (n_dst, n_heads, n_features); the result
-    (n_edges, n_heads).
+    (n_edges, n_heads). The axis of heads may be left out.
     """
     # One pass: reads both rows, writes one number.
     xp = namespace(u, v)
-    size = max(1, chunk_of(u) // max(1, u.shape[1] * u.shape[2]))
-    out = xp.empty((graph.n_edges, u.shape[1]), dtype=u.dtype)
+    size = max(1, chunk_of(u) // max(1, math.prod(u.shape[1:])))
+    out = xp.empty((graph.n_edges, *u.shape[1:-1]), dtype=u.dtype)
     for start in range(0, graph.n_edges, size):
         edges = slice(start, start + size)
-        rows = xp.take(u, graph.src[edges], axis=0) * xp.take(v, graph.dst[edges], axis=0)
-        out[edges] = xp.sum(rows, axis=-1)
+        a = xp.take(u, graph.src[edges], axis=0)
+        b = xp.take(v, graph.dst[edges], axis=0)
+        if isinstance(a, np.ndarray):  # CuPy's einsum makes a product for each edge and head
+            np.einsum("...i,...i->...", a, b, out=out[edges])
+        else:
+            out[edges] = xp.sum(a * b, axis=-1)
     return out
 
 

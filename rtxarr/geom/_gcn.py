@@ -72,7 +72,7 @@ def gcn_norm(
         raise ValueError("the normalised matrix needs a graph whose sources are its destinations")
     if weight is None:
         dtype = np.dtype("float32" if dtype is None else dtype)
-        key = ("gcn_norm", bool(improved), bool(add_self_loops), str(dtype))
+        key = ("gcn_norm", bool(improved), bool(add_self_loops), dtype)
         return graph.once(key, lambda: _norm(graph, None, improved, add_self_loops, dtype))
     check_edges("weight", weight, graph)
     if weight.ndim != 1:

@@ -213,7 +213,7 @@ class Graph:
         """
         return self._nested or self.is_square
 
-    @property
+    @cached_property
     def device(self) -> Any:
         return _device.device_of(self.indptr)
 

@@ -157,7 +157,7 @@ class PNAConv(MessageLayer):
         return self.lin(concat(outputs, axis=1))
 
     def _scale(self, graph, x):
-        key = ("scalers", self.scalers, self.mean_degree, self.mean_log_degree, str(x.dtype))
+        key = ("scalers", self.scalers, self.mean_degree, self.mean_log_degree, x.dtype)
 
         def make():
             factors = degree_scalers(

@@ -225,7 +225,7 @@ class ChebConv(Layer):
 
     def _weight(self, graph, weight, dtype):
         if weight is None:
-            return graph.once(("laplacian", str(dtype)), lambda: _laplacian(graph, None, dtype))
+            return graph.once(("laplacian", dtype), lambda: _laplacian(graph, None, dtype))
         check_edges("weight", weight, graph)
         return _laplacian(graph, weight, dtype)
 

@@ -41,8 +41,12 @@ CASES = {
         (lambda w, x: geom.aggregate(on(x), x, weight=w), (EDGES, HEADS)),
         (lambda w, x: geom.aggregate(on(x), x, "mean", weight=w), (EDGES, X)),
         (lambda w, x: geom.aggregate(on(x), x, weight=w), (EDGES[:, 0], HEADS)),
+        (lambda w, x: geom.aggregate(on(x), x, weight=w), (EDGES[:, 0], X)),
     ],
-    "edge_dot": [(lambda u, v: geom.sddmm(on(u), u, v), (X, Y))],
+    "edge_dot": [
+        (lambda u, v: geom.sddmm(on(u), u, v), (X, Y)),
+        (lambda u, v: geom.sddmm(on(u), u, v), (HEADS, HEADS[:3])),
+    ],
     "spread": [(lambda u, v: geom.sddmm(on(u), u, v, "mul"), (X, Y))],
     "collect": [(lambda x: _edges.collect(x, graph=on(x)), (EDGES,))],
     "numbered": [(lambda x: _edges.numbered(x, graph=on(x)), (EDGES,))],
