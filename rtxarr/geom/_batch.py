@@ -259,6 +259,7 @@ class Batch(Graph):
         for name in (*kept, "graph_ids", "edge_ptr", "_bounds", "_edge_bounds"):
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
+        other._kept = self._kept
         return other
 
     def to_device(self, device: Any) -> Batch:

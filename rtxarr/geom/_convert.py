@@ -242,7 +242,7 @@ def from_pyg(
         Edges keep their numbers. Tensors are shared through DLPack, detached, on their device.
     """
     if hasattr(data, "edge_types"):
-        counts = {kind: int(data[kind].num_nodes) for kind in data.node_types}
+        counts = {kind: _n_nodes(data[kind]) for kind in data.node_types}
         graphs = {
             tuple(relation): _taken_graph(
                 data[relation], counts[relation[0]], counts[relation[2]], {}, edges
@@ -251,18 +251,24 @@ def from_pyg(
         }
         held = {kind: _taken(data[kind], nodes, ("x", "pos")) for kind in counts}
         return HeteroGraph(graphs, counts, nodes=held)
-    n = int(data.num_nodes)
+    n = _n_nodes(data)
     made = _taken_graph(data, n, n, _taken(data, nodes, ("x", "pos")), edges)
     if getattr(data, "ptr", None) is None:
         return made
     return Batch(made, _array(data.ptr), graph=_taken(data, graph, ()))
 
 
+def _n_nodes(store):
+    if store.num_nodes is None:
+        raise ValueError(f"num_nodes must be set where there are no arrays of nodes, got {store}")
+    return int(store.num_nodes)
+
+
 def _taken_graph(store, n_src, n_dst, nodes, edges):
-    index = _array(store.edge_index)
+    src, dst = _taken(store, ["edge_index"], ())["edge_index"]
     return Graph.from_edges(
-        index[0],
-        index[1],
+        src,
+        dst,
         n_src=n_src,
         n_dst=n_dst,
         nodes=nodes,

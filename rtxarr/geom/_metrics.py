@@ -44,7 +44,7 @@ def auc(positive: Any, negative: Any) -> Any:
     np.float64(0.875)
     """
     xp, positive, negative = _scores(positive, negative)
-    negative = xp.sort(negative)
+    positive, negative = xp.sort(positive), xp.sort(negative)
     below = xp.searchsorted(negative, positive) + xp.searchsorted(negative, positive, side="right")
     return xp.mean(xp.astype(below, xp.float64)) / (2 * negative.shape[0])
 
@@ -74,10 +74,10 @@ def average_precision(positive: Any, negative: Any) -> Any:
     np.float64(0.8333)
     """
     xp, positive, negative = _scores(positive, negative)
-    n_positive, n_negative = positive.shape[0], negative.shape[0]
+    positive, negative = xp.sort(positive), xp.sort(negative)
     # Each positive adds 1 / n_positive of recall at its own score.
-    n_true = n_positive - xp.searchsorted(xp.sort(positive), positive)
-    n_false = n_negative - xp.searchsorted(xp.sort(negative), positive)
+    n_true = positive.shape[0] - xp.searchsorted(positive, positive)
+    n_false = negative.shape[0] - xp.searchsorted(negative, positive)
     n_true = xp.astype(n_true, xp.float64)
     return xp.mean(n_true / (n_true + xp.astype(n_false, xp.float64)))
 

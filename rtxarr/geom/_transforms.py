@@ -147,12 +147,14 @@ def to_undirected(graph: Graph) -> Graph:
     """
     xp = _device.namespace(graph.indptr)
     n, src, dst = graph.n_nodes, graph.src, graph.dst
-    key, back = dst * n + src, src * n + dst
-    order = xp.argsort(key, stable=True)
-    known = xp.take(key, order)
+    order = xp.argsort(dst * n + src, stable=True)
+    known = xp.take(dst * n + src, order)
     rank = xp.empty_like(order)
     rank[order] = iota(order, graph.n_edges) - xp.searchsorted(known, known)
-    n_back = xp.searchsorted(known, back, side="right") - xp.searchsorted(known, back)
+    order = xp.argsort(src * n + dst, stable=True)
+    back = xp.take(src * n + dst, order)
+    n_back = xp.empty_like(order)
+    n_back[order] = xp.searchsorted(known, back, side="right") - xp.searchsorted(known, back)
     (alone,) = xp.nonzero((rank >= n_back) & (src != dst))
     return Graph.from_edges(
         xp.concat([src, xp.take(dst, alone)]),

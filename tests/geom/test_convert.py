@@ -223,6 +223,10 @@ def test_arrays_of_pyg_are_declared(stand_ins):
     assert list(geom.from_pyg(data, nodes=["y"], edges=[]).nodes) == ["y"]
     with pytest.raises(ValueError, match="the data must have 'z'"):
         geom.from_pyg(data, nodes=["z"])
+    with pytest.raises(ValueError, match="the data must have 'edge_index'"):
+        geom.from_pyg(Store(num_nodes=2))
+    with pytest.raises(ValueError, match="num_nodes must be set"):
+        geom.from_pyg(Store(num_nodes=None))
     with pytest.raises(ValueError, match="one array of a name, got two called x"):
         geom.to_pyg(graph.replace(edges={"x": np.ones(1)}))
 
