@@ -47,7 +47,8 @@ def aggregate(
     the difference of two large numbers.
 
     Sums, means, extrema and variances, and weighted sums and means, make no array of messages. The
-    others make those of some destinations at a time, and in the backward pass again.
+    others make those of some destinations at a time, and in the backward pass again. "mul" and
+    "median" wait for the GPU, so steps with them cannot be captured.
 
     References
     ----------

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import is_device_array, namespace, runs_kernels
+from rtxarr._device import full_scalar, is_device_array, namespace, runs_kernels
 from rtxarr.autograd import stop_gradient
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.dtypes import accumulator
@@ -339,4 +339,4 @@ gather_var.defvjps(x=_var_rule)
 def fill_empty(graph: Any, out: Any, empty: float) -> Any:
     """Put ``empty`` into the rows of destinations without edges."""
     alone = reshape(graph.in_degrees == 0, (graph.n_dst,) + (1,) * (out.ndim - 1))
-    return where(alone, namespace(graph.indptr).asarray(empty, dtype=out.dtype), out)
+    return where(alone, full_scalar(graph.indptr, empty, out.dtype), out)

@@ -7,7 +7,7 @@ made again in the backward pass, so that memory is bounded.
 from collections.abc import Callable
 from typing import Any
 
-from rtxarr._device import namespace
+from rtxarr._device import full_scalar, namespace
 from rtxarr.autograd import checkpoint, stop_gradient
 from rtxarr.autograd._tape import raw
 from rtxarr.autograd._tree import flatten, unflatten
@@ -109,7 +109,7 @@ def reduce_messages(op: str, messages: Any, indptr: Any, empty: float = 0.0) -> 
     if empty == 0 and op in ("sum", "mean", "var", "std", "softmax"):
         return out
     alone = reshape(indptr[1:] == indptr[:-1], (-1,) + (1,) * (out.ndim - 1))
-    return where(alone, namespace(indptr).asarray(empty, dtype=out.dtype), out)
+    return where(alone, full_scalar(indptr, empty, out.dtype), out)
 
 
 @rounded_once
