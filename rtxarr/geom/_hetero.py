@@ -219,7 +219,8 @@ class HeteroConv(Module):
         if not convs:
             raise ValueError("convs must have at least one relation, got none")
         self.relations = tuple(_relation(relation) for relation in convs)
-        self.convs = {f"<{'___'.join(relation)}>": conv for relation, conv in convs.items()}
+        names = (f"<{'___'.join(relation)}>".replace(".", "#") for relation in self.relations)
+        self.convs = dict(zip(names, convs.values(), strict=True))
         self.aggr, self.skip_empty = aggr, skip_empty
 
     def forward(self, graph: HeteroGraph, x: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any
 from rtxarr import _device, ops
 from rtxarr.autograd._tape import raw
 from rtxarr.geom._batch import Batch, _check_pointers
+from rtxarr.geom._layer import Layer
 from rtxarr.geom._subgraph import iota, subgraph
-from rtxarr.nn import LSTM, Module, Parameter
+from rtxarr.nn import LSTM, Buffer, Module, Parameter
 from rtxarr.nn.initializers import uniform
 from rtxarr.ops._check import check_sizes
 
@@ -148,7 +149,7 @@ def _checked(x, ptr):
     return ptr
 
 
-class Set2Set(Module):
+class Set2Set(Layer):
     r"""Pooling by attention whose query is made step by step by an LSTM.
 
     Each step takes :math:`q = \mathrm{LSTM}(q^*)` and then :math:`q^* = [q, r]`, where :math:`r` is
@@ -199,7 +200,7 @@ class Set2Set(Module):
         return f"Set2Set({self.in_channels}, n_steps={self.n_steps})"
 
 
-class TopKPooling(Module):
+class TopKPooling(Layer):
     r"""Keep the nodes of each graph whose features lie most along a learned direction.
 
     .. math:: s = \tanh(X p / \lVert p \rVert), \qquad X' = (X \odot s)_{\mathrm{top}}
@@ -261,21 +262,31 @@ class TopKPooling(Module):
         score = ops.tanh(x @ self.weight / ops.sqrt(ops.sum(self.weight * self.weight)))
         return _keep_top(batch, x, score, self.ratio)
 
+    def _from_pyg(self, arrays):
+        return {name.removeprefix("select."): x[0] for name, x in arrays.items()}
+
     def __repr__(self):
         return f"TopKPooling({self.in_channels}, ratio={self.ratio})"
 
 
-class SAGPooling(Module):
+class SAGPooling(Layer):
     r"""Keep the nodes of each graph that a graph layer scores highest.
 
-    .. math:: s = \tanh(\mathrm{layer}(G, X)), \qquad X' = (X \odot s)_{\mathrm{top}}
+    .. math:: s = \tanh(\pm \mathrm{gnn}(G, X)), \qquad X' = (X \odot s)_{\mathrm{top}}
 
     Parameters
     ----------
-    layer : callable
-        ``layer(graph, x)`` gives one number a node, shape (n_nodes, 1) or (n_nodes,).
+    gnn : Module or callable
+        ``gnn(graph, x)`` gives one number a node, shape (n_nodes, 1) or (n_nodes,).
     ratio : float in (0, 1] or int >= 1, default 0.5
-        As for :class:`TopKPooling`, whose ``forward`` this one's equals.
+        As for :class:`TopKPooling`.
+
+    Attributes
+    ----------
+    gnn : Module or callable
+    sign : Buffer, shape (1,)
+        One, but for loaded parameters of PyTorch Geometric's layer, which has a weight here of
+        which only the sign matters.
 
     References
     ----------
@@ -291,12 +302,24 @@ class SAGPooling(Module):
     array([1])
     """
 
-    def __init__(self, layer: Callable, *, ratio: float | int = 0.5):
-        self.layer, self.ratio = layer, _check_ratio(ratio)
+    def __init__(self, gnn: Callable, *, ratio: float | int = 0.5):
+        self.gnn, self.ratio = gnn, _check_ratio(ratio)
+        self.sign = Buffer([1.0])
 
     def forward(self, batch: Batch, x: Any) -> tuple[Batch, Any, Any]:
-        score = ops.tanh(self.layer(batch, x))
-        return _keep_top(batch, x, ops.reshape(score, (batch.n_nodes,)), self.ratio)
+        """Do as :meth:`TopKPooling.forward` does."""
+        score = ops.reshape(self.gnn(batch, x), (batch.n_nodes,))
+        score = ops.tanh(ops.astype(self.sign, score.dtype) * score)
+        return _keep_top(batch, x, score, self.ratio)
+
+    def _from_pyg(self, arrays):
+        if "select.weight" in arrays:  # of one number, of which the size is divided out
+            weight = arrays.pop("select.weight")
+            arrays["sign"] = (weight[0] / abs(weight[0])).astype(self.sign.dtype)
+        return arrays
+
+    def __repr__(self):
+        return Module.__repr__(self)
 
 
 def _check_ratio(ratio):
