@@ -91,6 +91,15 @@ def to_scipy(graph: Graph, weight: Any = None) -> Any:
         Entries of several edges between two nodes are stored one after the other; arithmetic of
         SciPy's adds them up. They are stored by destination, so :func:`from_scipy` numbers the
         edges of a graph that is not ``is_ordered`` anew.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> graph = geom.Graph.from_edges(np.array([0, 0]), np.array([1, 1]), n_nodes=2)
+    >>> geom.to_scipy(graph).toarray()
+    array([[0., 0.],
+           [2., 0.]], dtype=float32)
     """
     from scipy import sparse
 
@@ -240,6 +249,14 @@ def from_pyg(
     -------
     Graph, Batch or HeteroGraph
         Edges keep their numbers. Tensors are shared through DLPack, detached, on their device.
+
+    Examples
+    --------
+    >>> from rtxarr import geom
+    >>> from torch_geometric.datasets import TUDataset  # doctest: +SKIP
+    >>> data = TUDataset("/tmp/data", "MUTAG")[0]  # doctest: +SKIP
+    >>> geom.from_pyg(data)  # doctest: +SKIP
+    Graph(17 nodes, 38 edges, nodes: x, edges: edge_attr)
     """
     if hasattr(data, "edge_types"):
         counts = {kind: _n_nodes(data[kind]) for kind in data.node_types}
@@ -297,6 +314,12 @@ def to_pyg(graph: Graph | HeteroGraph) -> Any:
     torch_geometric.data.Data or HeteroData
         With all arrays as tensors that share their memory, on their device. A batch has ``ptr`` and
         ``batch`` too.
+
+    Examples
+    --------
+    >>> from rtxarr import geom
+    >>> geom.to_pyg(geom.load_karate())  # doctest: +SKIP
+    Data(edge_index=[2, 156], num_nodes=34, label=[34])
     """
     try:
         import torch
@@ -346,6 +369,13 @@ def from_dgl(graph: Any) -> Graph | HeteroGraph:
     -------
     Graph, or HeteroGraph where there are several kinds of nodes or edges
         Edges keep their numbers. Tensors are shared through DLPack, detached, on their device.
+
+    Examples
+    --------
+    >>> import dgl  # doctest: +SKIP
+    >>> from rtxarr import geom
+    >>> geom.from_dgl(dgl.graph(([0, 1], [1, 2]), num_nodes=4))  # doctest: +SKIP
+    Graph(4 nodes, 2 edges)
     """
 
     def part(relation):
@@ -400,6 +430,16 @@ def from_cudf(
     ValueError
         When an edge has an end that is not in ``ids``, or ``ids`` has one twice, or a column has
         missing values.
+
+    Examples
+    --------
+    A mapping of names to arrays does as well:
+
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> table = {"from": np.array([30, 10]), "to": np.array([10, 20]), "w": np.array([1.0, 2.0])}
+    >>> geom.from_cudf(table, "from", "to", edges=["w"])
+    (Graph(3 nodes, 2 edges, edges: w), array([10, 20, 30]))
     """
     ends = [_ids_of(name, frame[name]) for name in (src, dst)]
     n_edges = ends[0].shape[0]
@@ -444,6 +484,14 @@ def from_cugraph(graph: Any) -> tuple[Graph, Any]:
         ways.
     ids : array, shape (n_nodes,)
         What node ``i`` is called in cugraph, where it has renumbered them.
+
+    Examples
+    --------
+    >>> import cugraph  # doctest: +SKIP
+    >>> from rtxarr import geom
+    >>> graph, ids = geom.from_cugraph(cugraph.datasets.karate.get_graph())  # doctest: +SKIP
+    >>> graph  # doctest: +SKIP
+    Graph(34 nodes, 156 edges, edges: weight)
     """
     offsets, indices, weights = graph.view_adj_list()
     offsets, indices = _values(offsets), _values(indices)
@@ -471,6 +519,13 @@ def to_cugraph(graph: Graph, weight: Any = None) -> Any:
     -------
     cugraph.Graph
         Directed; its nodes have the numbers that they have here.
+
+    Examples
+    --------
+    >>> import cugraph  # doctest: +SKIP
+    >>> from rtxarr import geom
+    >>> karate = geom.to_cugraph(geom.load_karate(device="cuda"))  # doctest: +SKIP
+    >>> cugraph.pagerank(karate)  # doctest: +SKIP
     """
     try:
         import cudf

@@ -31,6 +31,14 @@ class GraphSet:
     n_tags, n_classes : int
     folds : tuple of (array, array)
         Graphs to train on and to test with, of each fold of the published cross-validation.
+
+    Examples
+    --------
+    >>> from rtxarr import geom
+    >>> mutag = geom.load_mutag(device="cpu")
+    >>> train, test = mutag.folds[0]
+    >>> mutag.batch(test)
+    Batch(18 graphs, 350 nodes, 768 edges, nodes: tag, graph: label)
     """
 
     graphs: tuple[Graph, ...]
@@ -154,6 +162,12 @@ def read_dgcnn(folder: str | os.PathLike, *, device: Any = None) -> GraphSet:
     ------
     ValueError
         When the text is not in this format; says in which line.
+
+    Examples
+    --------
+    >>> from rtxarr import geom
+    >>> geom.read_dgcnn("dataset/PROTEINS")  # doctest: +SKIP
+    GraphSet(1113 graphs, 2 classes, 3 tags, 10 folds)
     """
     folder = Path(folder)
     path = folder / f"{folder.resolve().name}.txt"

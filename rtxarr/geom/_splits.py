@@ -130,6 +130,17 @@ class Links:
     ----------
     positive, negative : array of int64, shape (2, n_pairs)
         Sources and destinations.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> from rtxarr.random import Generator
+    >>> src = np.arange(10)
+    >>> ring = geom.Graph.from_edges(src, (src + 1) % 10, n_nodes=10)
+    >>> split = geom.random_link_split(ring, val=0.2, test=0.3, generator=Generator(0))
+    >>> split.val.positive.shape, split.val.negative.shape
+    ((2, 2), (2, 2))
     """
 
     positive: Any
@@ -149,6 +160,17 @@ class LinkSplit:
         compare them with by :func:`negative_sampling` of ``graph``, anew in each epoch.
     val, test : Links
         The negative pairs of both have no edge in the whole graph, and none is there twice.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> from rtxarr.random import Generator
+    >>> src = np.arange(10)
+    >>> ring = geom.Graph.from_edges(src, (src + 1) % 10, n_nodes=10)
+    >>> split = geom.random_link_split(ring, val=0.2, test=0.3, generator=Generator(0))
+    >>> split.train.shape, split.test.positive.shape
+    ((2, 5), (2, 3))
     """
 
     graph: Graph
