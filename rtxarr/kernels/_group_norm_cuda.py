@@ -139,12 +139,12 @@ def channels_last(
         """Read what a group has, for each channel of this thread, with one division."""
         size = n_channels // n_groups
         group = channel // size
-        end = (group + 1) * size
+        left = (group + 1) * size - channel  # channels of the first group from here on
         group += np.int64(cuda.blockIdx.z) * n_groups
         for i in range(width):
-            if channel + i == end:
-                group += 1
-                end += size
+            step = i >= left
+            group += 1 if step else 0
+            left += size if step else 0
             kept[i] = array[group]
 
     @bounded(lanes * groups)
@@ -189,10 +189,10 @@ def channels_last(
                 shift[i] = terms[i]
         while position < stop:
             fetch(x, offset, position, stop, n_channels, kept)
-            for k in range(at_once):
-                for i in range(width):
-                    y = (kept[k * width + i] - mean[i]) * scale[i]
-                    kept[k * width + i] = activate(y + shift[i] if biased else y)
+            for j in range(size):
+                i = j % width
+                y = (kept[j] - mean[i]) * scale[i]
+                kept[j] = activate(y + shift[i] if biased else y)
             put(out, offset, position, stop, n_channels, kept)
             position += at_once * groups
 
@@ -280,11 +280,11 @@ def channels_last(
         while position < stop:
             fetch(x, offset, position, stop, n_channels, kept)
             fetch(grad, offset, position, stop, n_channels, up)
-            for k in range(at_once):
-                for i in range(width):
-                    hat = (kept[k * width + i] - mean[i]) * scale[i]
-                    g = through(hat * factor[i] + shift[i], up[k * width + i]) * factor[i]
-                    kept[k * width + i] = (g - first[i] - hat * second[i]) * scale[i]
+            for j in range(size):
+                i = j % width
+                hat = (kept[j] - mean[i]) * scale[i]
+                g = through(hat * factor[i] + shift[i], up[j]) * factor[i]
+                kept[j] = (g - first[i] - hat * second[i]) * scale[i]
             put(out, offset, position, stop, n_channels, kept)
             position += at_once * groups
 

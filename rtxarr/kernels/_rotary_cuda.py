@@ -23,6 +23,7 @@ def kernel(dtype: np.dtype, wide: bool, interleaved: bool):
     neighbours = window(width)
     step: Any = max(width, 2) if interleaved else width  # elements of a piece
     pieces = step // width  # loads for one
+    half_step = step // 2
 
     @cuda.jit(device=True)
     def fetch(array, offset, kept):
@@ -41,10 +42,13 @@ def kernel(dtype: np.dtype, wide: bool, interleaved: bool):
         if width == 1:
             kept[0] = array[offset]
         else:
-            for k in range(width // 4):
-                values = load4(array, offset + 4 * k)
-                for i in range(4):
-                    kept[4 * k + i] = values[i]
+            values = load4(array, offset)
+            for i in range(4):
+                kept[i] = values[i]
+        if width == 8:
+            values = load4(array, offset + 4)
+            for i in range(4):
+                kept[half_step + i] = values[i]
 
     @cuda.jit(device=True)
     def find(items):
