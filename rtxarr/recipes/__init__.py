@@ -18,7 +18,14 @@ __all__ = [
     "run",
 ]
 
-NAMES = ("gcn-cora", "conv-digits", "char-transformer", "gin-mutag", "link-citeseer")
+NAMES = (
+    "gcn-cora",
+    "gat-cora",
+    "conv-digits",
+    "char-transformer",
+    "gin-mutag",
+    "link-citeseer",
+)
 """The recipes; the first is the default one."""
 
 

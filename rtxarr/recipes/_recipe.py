@@ -87,6 +87,10 @@ class Recipe:
         """Give the loss and accuracy on ``"val"`` or ``"test"``, without dropout."""
         raise TypeError(f"{type(self).__name__} must define evaluate()")
 
+    def rank(self, entry: dict[str, Any]) -> tuple[float, ...]:
+        """Give what is largest for the epoch whose parameters are kept, from its metrics."""
+        return entry["val_accuracy"], -entry["val_loss"]
+
     def finish(self, folder: Path) -> list[str]:
         """Leave something of the trained model in ``folder``; give lines to print."""
         return []

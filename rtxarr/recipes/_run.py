@@ -336,7 +336,8 @@ class _Loop:
                     f"{key} is {entry[key]} in epoch {entry['epoch']}: lower lr"
                 )
         self.history.append(entry)
-        if not self.best or _rank(entry) > _rank(self.best):
+        rank = self.training.rank
+        if not self.best or rank(entry) > rank(self.best):
             self.best = entry
             state = self.training.model.state_dict()
             self.best_model = {k: namespace(x).asarray(x, copy=True) for k, x in state.items()}
@@ -417,10 +418,6 @@ class _Loop:
         except OSError as error:
             error.add_note(f"while writing {path}")
             raise
-
-
-def _rank(entry: dict[str, Any]) -> tuple[float, float]:
-    return entry["val_accuracy"], -entry["val_loss"]
 
 
 def _line(entry: dict[str, Any]) -> str:
