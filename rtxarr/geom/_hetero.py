@@ -92,24 +92,39 @@ class HeteroGraph:
     @classmethod
     def from_edges(
         cls,
-        edges: Mapping[Relation, tuple[Any, Any]],
+        pairs: Mapping[Relation, tuple[Any, Any]],
         n_nodes: Mapping[str, int],
         *,
         nodes: Mapping[str, Mapping[str, Any]] | None = None,
+        edges: Mapping[Relation, Mapping[str, Any]] | None = None,
     ) -> HeteroGraph:
-        """Make the graph of each relation of its list of edges, ``(src, dst)``.
+        """Make the graph of each relation of a list of edges.
 
-        Parameters are those of :class:`HeteroGraph`; see :meth:`Graph.from_edges` for the lists.
+        Parameters
+        ----------
+        pairs : mapping of (str, str, str) to (array, array)
+            Sources and destinations, as :meth:`Graph.from_edges` takes them.
+        n_nodes, nodes
+            As for :class:`HeteroGraph`.
+        edges : mapping of (str, str, str) to mapping of str to array or Tensor, optional
+            What belongs to the edges of each relation.
         """
+        unknown = set(edges or ()) - set(pairs)
+        if unknown:
+            raise ValueError(f"edges must be of relations in pairs, got {unknown}")
         graphs = {}
-        for relation, (src, dst) in edges.items():
+        for relation, (src, dst) in pairs.items():
             for kind in (_relation(relation)[0], relation[2]):
                 if kind not in n_nodes:
                     raise ValueError(
                         f"n_nodes must have each kind of {relation}, got {', '.join(n_nodes)}"
                     )
             graphs[relation] = Graph.from_edges(
-                src, dst, n_src=n_nodes[relation[0]], n_dst=n_nodes[relation[2]]
+                src,
+                dst,
+                n_src=n_nodes[relation[0]],
+                n_dst=n_nodes[relation[2]],
+                edges=(edges or {}).get(relation),
             )
         return cls(graphs, n_nodes, nodes=nodes)
 

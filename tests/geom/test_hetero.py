@@ -39,8 +39,7 @@ def test_kinds_and_relations():
 
 
 def test_times():
-    timed = library()[WRITES].replace(edges={"time": np.array([4, 1, 2, 3])})
-    graph = geom.HeteroGraph({WRITES: timed, CITES: library()[CITES]}, COUNTS)
+    graph = library(edges={WRITES: {"time": np.array([4, 1, 2, 3])}})
     seen = graph.before(3)
     assert seen[WRITES].edges["time"].tolist() == [1, 2]
     assert seen[CITES].n_edges == 2
@@ -138,6 +137,8 @@ def test_bad_hetero_graphs():
         ValueError, match=r"nodes\['paper'\]\['x'\] must have an entry for each of 4"
     ):
         library(nodes={"paper": {"x": np.ones(2)}})
+    with pytest.raises(ValueError, match="edges must be of relations in pairs, got"):
+        library(edges={("venue", "prints", "paper"): {}})
     with pytest.raises(IndexError, match=r"src must lie in \[0, 2\)"):
         geom.HeteroGraph.from_edges({WRITES: (np.array([2]), np.array([0]))}, COUNTS)
     with pytest.raises(ValueError, match="aggr must be one of sum, mean, max, min, got 'median'"):
