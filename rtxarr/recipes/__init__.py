@@ -25,6 +25,7 @@ NAMES = (
     "char-transformer",
     "gin-mutag",
     "link-citeseer",
+    "pointnet-shapes",
 )
 """The recipes; the first is the default one."""
 

@@ -223,6 +223,53 @@ def draw_scores(path: Path, title: str, positive: np.ndarray, negative: np.ndarr
     _write(figure, path, title)
 
 
+def draw_clouds(
+    path: Path, clouds: np.ndarray, labels: np.ndarray, chances: np.ndarray, names: tuple[str, ...]
+) -> None:
+    """Draw for each class a cloud that a classifier is sure of, and the one it finds hardest.
+
+    Parameters
+    ----------
+    path : Path
+    clouds : array of float, shape (n, n_points, 3)
+    labels : array of int64, shape (n,)
+    chances : array of float, shape (n, n_classes)
+    names : tuple of str
+        Of the classes.
+    """
+    guesses = chances.argmax(axis=1)
+    of_truth = chances[np.arange(len(labels)), labels]
+    figure = _figure(1.45 * len(names), 4.3)
+    panels = figure.subplots(
+        2, len(names), subplot_kw={"projection": "3d"}, gridspec_kw={"wspace": 0, "hspace": 0}
+    )
+    for label in range(len(names)):
+        mine = np.flatnonzero(labels == label)
+        order = mine[np.argsort(of_truth[mine], kind="stable")]
+        for axes, i in zip(panels[:, label], order[[-1, 0]] if order.size else (), strict=False):
+            right = guesses[i] == label
+            depth = clouds[i, :, 1]
+            axes.scatter(*clouds[i].T, c=depth, cmap="viridis", s=5, depthshade=True)
+            text = names[guesses[i]] if right else f"{names[guesses[i]]},\nnot {names[label]}"
+            axes.set_title(
+                f"{text}\n{100 * chances[i, guesses[i]]:.0f} %",
+                color=_COLOURS[0] if right else _COLOURS[3],
+                fontsize=8,
+                fontweight="normal" if right else "bold",
+            )
+            axes.set_box_aspect((1, 1, 1), zoom=1.3)
+    for axes in panels.ravel():
+        axes.set_axis_off()
+        axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1))
+    n_wrong = np.count_nonzero(guesses != labels)
+    _write(
+        figure,
+        path,
+        f"Of each kind the clearest and the hardest of {len(labels)} test clouds: what the network "
+        f"says, and how sure it is ({n_wrong} wrong)",
+    )
+
+
 def _figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

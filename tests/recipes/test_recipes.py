@@ -17,6 +17,7 @@ TINY = {
     "conv-digits": {"epochs": 3, "channels": 2, "batch_size": 256},
     "gin-mutag": {"epochs": 3, "hidden": 4, "layers": 1, "batch_size": 128},
     "link-citeseer": {"epochs": 3, "hidden": 4, "out": 3},
+    "pointnet-shapes": {"epochs": 3, "clouds": 64, "points": 64, "width": 2, "batch_size": 16},
     "char-transformer": {
         "epochs": 3,
         "steps": 2,
@@ -33,6 +34,7 @@ PICTURES = {
     "conv-digits": "digits.png",
     "gin-mutag": "compounds.png",
     "link-citeseer": "scores.png",
+    "pointnet-shapes": "clouds.png",
     "char-transformer": "sample.txt",
 }
 
@@ -64,6 +66,7 @@ CAPTURED = {
     "conv-digits": {"epochs": 6, "channels": 4, "precision": "bfloat16"},
     "gin-mutag": {"epochs": 4, "hidden": 8},
     "link-citeseer": {"epochs": 40, "hidden": 8, "out": 4},
+    "pointnet-shapes": {"epochs": 4, "clouds": 128, "points": 64, "width": 4},
     "char-transformer": {
         "epochs": 2, "steps": 60, "width": 16, "context": 8, "heads": 2, "layers": 1, "sample": 5,
         "dropout": 0.1, "precision": "bfloat16",
@@ -165,6 +168,14 @@ def test_links_reach_the_papers_auc(tmp_path):
     result = train("link-citeseer", tmp_path, config={"epochs": 60})
     assert result.test_accuracy > 0.89
     assert result.notes[0].startswith(f"AUC {result.test_accuracy:.3f}, average precision 0.")
+
+
+def test_surfaces_are_learnt(tmp_path):
+    # Eight kinds, so one in eight by chance.
+    config = {
+        "epochs": 12, "clouds": 480, "points": 128, "width": 8, "batch_size": 16, "lr": 0.01,
+    }  # fmt: skip
+    assert train("pointnet-shapes", tmp_path, config=config).test_accuracy > 0.5
 
 
 def test_digits_are_learnt(tmp_path):
