@@ -193,4 +193,5 @@ def _check_edges(edges, graph):
     edges = plain(edges)
     check_range("edges", edges, 0, graph.n_edges)
     edges = _device.to_device(edges, graph.device)
-    return _device.namespace(edges).astype(edges, np.int64, copy=False)
+    xp = _device.namespace(edges)
+    return xp.ascontiguousarray(xp.astype(edges, np.int64, copy=False))

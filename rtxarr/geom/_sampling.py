@@ -333,7 +333,8 @@ def check_nodes(name: str, nodes: Any, graph: Graph) -> Any:
     nodes = plain(nodes)
     check_range(name, nodes, 0, graph.n_dst)
     nodes = _device.to_device(nodes, graph.device)
-    return _device.namespace(nodes).astype(nodes, np.int64, copy=False)
+    xp = _device.namespace(nodes)
+    return xp.ascontiguousarray(xp.astype(nodes, np.int64, copy=False))
 
 
 def _edge_weights(graph, weight):
