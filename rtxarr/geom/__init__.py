@@ -78,6 +78,7 @@ from rtxarr.geom._splits import (
 )
 from rtxarr.geom._subgraph import before, edge_subgraph, k_hop, subgraph
 from rtxarr.geom._subsampling import ClusterSampler, SaintSampler, partition
+from rtxarr.geom._temporal import TemporalSample, TemporalSampler
 from rtxarr.geom._transforms import (
     add_self_loops,
     coalesce,
@@ -129,6 +130,8 @@ __all__ = [
     "SaintSampler",
     "Sample",
     "Set2Set",
+    "TemporalSample",
+    "TemporalSampler",
     "TopKPooling",
     "TransformerConv",
     "Voxels",

@@ -165,7 +165,8 @@ def negative_destinations(
     )
     xp = _device.namespace(edges)
     src = xp.take(graph.src, edges)
-    found = sampling.negatives(edges, src, n, *_linked(graph), graph.n_dst, key=key, stream=stream)
+    indptr, linked = _linked(graph)
+    found = sampling.negatives(edges, src, n, indptr, linked, graph.n_dst, key=key, stream=stream)
     if bool(xp.any(found < 0)):
         node = int(src[xp.argmax(xp.any(found < 0, axis=1))])
         raise ValueError(f"node {node} has edges to all other nodes, so none is left to draw")

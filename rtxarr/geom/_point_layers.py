@@ -138,7 +138,7 @@ class PointNetSetAbstraction(MessageLayer):
         ptr = checked_ptr("ptr", ptr, points)
         src = {"pos": pos} if x is None else {"x": x, "pos": pos}
         n_clouds = ptr.shape[0] - 1
-        if self.n_points is None:
+        if self.n_points is None or self.r is None:
             xp = _device.namespace(points)
             indices = xp.astype(like(points, np.arange(points.shape[0])), xp.int32)
             graph = Graph._made(ptr, indices, points.shape[0], None)

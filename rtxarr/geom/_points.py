@@ -195,8 +195,8 @@ def knn_graph(
     n = found.indices.shape[0]
     indptr = like(found.indices, np.arange(n + 1) * k)
     xp = _device.namespace(found.indices)
-    flat = (xp.reshape(values, (-1,)) for values in found)
-    return _graph(indptr, *flat, x.shape[0])
+    indices, distances = (xp.reshape(values, (-1,)) for values in found)
+    return _graph(indptr, indices, distances, x.shape[0])
 
 
 def radius_graph(

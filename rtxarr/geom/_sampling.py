@@ -17,7 +17,7 @@ from rtxarr.kernels import philox, sampling
 __all__ = ["LaborSampler", "NeighborSampler", "Sample"]
 
 # What the samplers draw for: the first part of their keys.
-_NEIGHBORS, _LABOR, WALK, SAINT, CLUSTER, NEGATIVES = range(6)
+_NEIGHBORS, _LABOR, WALK, SAINT, CLUSTER, NEGATIVES, TEMPORAL, HETERO = range(8)
 
 # Seeds of a pass on the CPU.
 _AT_ONCE = 1024

@@ -246,8 +246,8 @@ def partition(graph: Graph, n_parts: int, *, n_passes: int = 10) -> Any:
     _require_square(graph)
     n_parts = _integer("n_parts", n_parts, 1, 2**31)
     n_passes = _integer("n_passes", n_passes, 1, 2**31)
-    rows = [
-        tuple(_device.to_device(x, "cpu") for x in (part.indptr, part.indices))
+    rows, turned = (
+        (_device.to_device(part.indptr, "cpu"), _device.to_device(part.indices, "cpu"))
         for part in (graph, graph.T)
-    ]
-    return like(graph.indptr, sampling.partition(*rows, n_parts, n_passes))
+    )
+    return like(graph.indptr, sampling.partition(rows, turned, n_parts, n_passes))

@@ -1,0 +1,100 @@
+"""Sampling of what came before each seed's moment."""
+
+import numpy as np
+import pytest
+
+from rtxarr import geom
+from rtxarr.testing import assert_close
+
+rng = np.random.default_rng(6)
+SRC, DST, TIME = *rng.integers(0, 18, (2, 150)), rng.integers(0, 40, 150)
+GRAPH = geom.Graph.from_edges(SRC, DST, n_nodes=20, edges={"time": TIME})
+SEEDS, MOMENTS = np.array([3, 0, 3, 19, 7, 3]), np.array([20, 35, 5, 99, -1, 20])
+
+
+def trees(sample):
+    """Give for each seed, hop by hop, the edges that were drawn."""
+    found = [[] for _ in range(sample.n_seeds)]
+    for graph, ids in zip(sample.graphs[::-1], sample.edge_ids[::-1], strict=True):
+        for owner, tree in enumerate(found):
+            tree.append(sorted(ids[sample.owners[graph.dst] == owner].tolist()))
+    return found
+
+
+def check(sample, inclusive=False):
+    assert_close(sample.nodes[: sample.n_seeds], SEEDS, exact=True)
+    assert_close(sample.owners[: sample.n_seeds], np.arange(6), exact=True)
+    outer = sample.graphs[0].n_src
+    assert (len(sample.nodes), len(sample.owners)) == (outer, outer)
+    pairs = set(zip(sample.nodes.tolist(), sample.owners.tolist(), strict=True))
+    assert len(pairs) == outer  # a node once for each seed
+    for graph, ids in zip(sample.graphs, sample.edge_ids, strict=True):
+        assert graph.n_src == outer
+        outer = graph.n_dst
+        assert_close(sample.nodes[graph.src], SRC[ids], exact=True)
+        assert_close(sample.nodes[graph.dst], DST[ids], exact=True)
+        assert_close(sample.owners[graph.src], sample.owners[graph.dst], exact=True)
+        moments = MOMENTS[sample.owners[graph.dst]]
+        assert np.all(TIME[ids] <= moments if inclusive else TIME[ids] < moments)
+
+
+@pytest.mark.parametrize("inclusive", [False, True])
+def test_all_edges_from_before_are_those_of_a_search(inclusive):
+    sample = geom.TemporalSampler(GRAPH, [-1, -1], inclusive=inclusive)(SEEDS, MOMENTS)
+    check(sample, inclusive)
+    for seed, moment, tree in zip(SEEDS, MOMENTS, trees(sample), strict=True):
+        early = moment >= TIME if inclusive else moment > TIME
+        nodes = {int(seed)}
+        for edges in tree:
+            want = np.flatnonzero(early & np.isin(DST, list(nodes)))
+            assert edges == want.tolist()
+            nodes |= set(SRC[want].tolist())
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_draws_are_from_before_and_of_the_node_alone(replace):
+    sampler = geom.TemporalSampler(GRAPH, [3, 2], time=TIME, replace=replace, seed=4)
+    sample = sampler(SEEDS, MOMENTS, epoch=2)
+    check(sample)
+    whole = trees(sample)
+    assert whole[0] == whole[5] != whole[2]
+    order = np.array([4, 2, 0])
+    assert trees(sampler(SEEDS[order], MOMENTS[order], epoch=2)) == [whole[i] for i in order]
+    for graph in sample.graphs:
+        degrees = graph.in_degrees[graph.in_degrees > 0]
+        assert degrees.size
+        assert degrees.max() <= 3
+    if not replace:
+        assert all(len(set(hop)) == len(hop) for tree in whole for hop in tree)
+
+
+def test_draws_are_equally_likely():
+    leaves = geom.Graph.from_edges(np.arange(1, 9), np.zeros(8, int), n_nodes=9)
+    sampler = geom.TemporalSampler(leaves, [2], time=np.arange(8.0)[::-1])
+    counts = np.zeros(8)
+    for epoch in range(2000):
+        counts[sampler(np.array([0]), np.array([5.0]), epoch=epoch).edge_ids[0]] += 1
+    assert counts[:3].tolist() == [0, 0, 0]
+    assert np.all(np.abs(counts[3:] - 800) < 6 * np.sqrt(2000 * 0.4 * 0.6))
+
+
+def test_nothing_before():
+    sample = geom.TemporalSampler(GRAPH, [4, 4])(np.array([7]), np.array([-1]))
+    assert sample.nodes.tolist() == [7]
+    none = geom.TemporalSampler(GRAPH, [4])(np.zeros(0, int), np.zeros(0, int))
+    assert none.nodes.shape == (0,)
+    empty = geom.Graph.from_edges(np.zeros(0, int), np.zeros(0, int), n_nodes=2)
+    assert geom.TemporalSampler(empty, [1], time=np.zeros(0))(
+        np.array([1]), np.array([3.0])
+    ).nodes.tolist() == [1]
+
+
+def test_refuses():
+    with pytest.raises(ValueError, match="time must be one of time, got 'when'"):
+        geom.TemporalSampler(GRAPH, [1], time="when")
+    with pytest.raises(ValueError, match=r"time must have shape \(150,\)"):
+        geom.TemporalSampler(GRAPH, [1], time=TIME[:3])
+    with pytest.raises(ValueError, match="time must not be NaN"):
+        geom.TemporalSampler(GRAPH, [1], time=np.full(150, np.nan))
+    with pytest.raises(ValueError, match=r"times must have shape \(1,\)"):
+        geom.TemporalSampler(GRAPH, [1])(np.array([1]), np.zeros(2))
