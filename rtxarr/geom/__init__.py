@@ -22,6 +22,7 @@ from rtxarr.geom._gcn import GCNConv, gcn_norm
 from rtxarr.geom._gin import EdgeConv, GINConv, GINEConv
 from rtxarr.geom._graph import Graph
 from rtxarr.geom._hetero import HeteroConv, HeteroGraph
+from rtxarr.geom._hetero_sampling import HeteroNeighborSampler, HeteroSample
 from rtxarr.geom._jumping import JumpingKnowledge
 from rtxarr.geom._layer import load_arrays
 from rtxarr.geom._links import LinkSample, LinkSampler, negative_destinations
@@ -109,6 +110,8 @@ __all__ = [
     "GraphSet",
     "HeteroConv",
     "HeteroGraph",
+    "HeteroNeighborSampler",
+    "HeteroSample",
     "InstanceNorm",
     "JumpingKnowledge",
     "LaborSampler",

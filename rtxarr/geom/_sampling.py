@@ -321,7 +321,7 @@ def on_host(x: Any) -> list:
     return _device.to_device(x, "cpu").tolist()
 
 
-def check_nodes(name: str, nodes: Any, graph: Graph) -> Any:
+def check_nodes(name: str, nodes: Any, graph: Graph, *, n_nodes: int | None = None) -> Any:
     """Return node numbers as int64 where the graph is, or refuse them."""
     if not _device.is_array(nodes):
         raise TypeError(f"{name} must be an array of node numbers, got {type(nodes).__name__}")
@@ -331,7 +331,7 @@ def check_nodes(name: str, nodes: Any, graph: Graph) -> Any:
             f"{nodes.dtype}"
         )
     nodes = plain(nodes)
-    check_range(name, nodes, 0, graph.n_dst)
+    check_range(name, nodes, 0, graph.n_dst if n_nodes is None else n_nodes)
     nodes = _device.to_device(nodes, graph.device)
     xp = _device.namespace(nodes)
     return xp.ascontiguousarray(xp.astype(nodes, np.int64, copy=False))

@@ -1,0 +1,122 @@
+"""Sampling over several kinds of nodes and edges."""
+
+import numpy as np
+import pytest
+
+from rtxarr import geom
+from rtxarr.testing import assert_close
+
+COUNTS = {"author": 12, "paper": 15, "venue": 3}
+RELATIONS = [
+    ("author", "writes", "paper"),
+    ("paper", "cites", "paper"),
+    ("paper", "by", "author"),
+    ("venue", "prints", "paper"),
+]
+
+
+def pairs():
+    rng = np.random.default_rng(8)
+    return {
+        (src, name, dst): (rng.integers(0, COUNTS[src], 60), rng.integers(0, COUNTS[dst] - 1, 60))
+        for src, name, dst in RELATIONS
+    }
+
+
+PAIRS = pairs()
+GRAPH = geom.HeteroGraph.from_edges(PAIRS, COUNTS)
+SEEDS = {"paper": np.array([4, 14, 4, 0]), "author": np.array([3])}
+
+
+def drawn(sample):
+    """Give, for each hop from the seeds on and each relation, the edges drawn at each node."""
+    found = []
+    for graph, ids in zip(sample.graphs[::-1], sample.edge_ids[::-1], strict=True):
+        hop = {}
+        for relation, part in graph.graphs.items():
+            for i, node in enumerate(sample.nodes[relation[2]][: part.n_dst]):
+                edges = ids[relation][part.indptr[i] : part.indptr[i + 1]].tolist()
+                if edges:
+                    hop[relation, int(node)] = edges
+        found.append(hop)
+    return found
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_edges_are_those_of_the_relations(replace):
+    sample = geom.HeteroNeighborSampler(GRAPH, [3, 2], replace=replace, seed=1)(SEEDS, epoch=4)
+    assert dict(sample.n_seeds) == {"author": 1, "paper": 4, "venue": 0}
+    for kind, seeds in SEEDS.items():
+        assert_close(sample.nodes[kind][: len(seeds)], seeds, exact=True)
+    counts = dict(sample.n_seeds)
+    for hop, graph in enumerate(sample.graphs[::-1]):
+        ids = sample.edge_ids[::-1][hop]
+        assert set(graph.graphs) == set(RELATIONS)
+        for relation, part in graph.graphs.items():
+            src, dst = PAIRS[relation]
+            assert_close(sample.nodes[relation[0]][part.src], src[ids[relation]], exact=True)
+            assert_close(sample.nodes[relation[2]][part.dst], dst[ids[relation]], exact=True)
+            nodes = sample.nodes[relation[2]][: counts[relation[2]]]
+            degrees = np.bincount(dst, minlength=COUNTS[relation[2]])[nodes]
+            want = np.where(degrees > 0, 3 - hop, 0) if replace else np.minimum(degrees, 3 - hop)
+            assert_close(part.in_degrees[: len(nodes)], want, exact=True)
+            assert not part.in_degrees[len(nodes) :].any()
+        counts = dict(graph.n_nodes)
+    for kind, nodes in sample.nodes.items():
+        assert len(nodes) == counts[kind]
+        others = nodes[sample.n_seeds[kind] :]
+        assert len(set(others)) == len(others)
+        assert not set(others) & set(SEEDS.get(kind, []))
+
+
+def test_what_is_drawn_follows_from_the_node():
+    sampler = geom.HeteroNeighborSampler(GRAPH, [2, 2], seed=1)
+    everything = {kind: np.arange(n) for kind, n in COUNTS.items()}
+    whole = drawn(sampler(everything))
+    for hop, want in zip(drawn(sampler(SEEDS)), whole, strict=True):
+        assert hop
+        assert hop.items() <= want.items()
+    turned = geom.HeteroGraph(dict(reversed(GRAPH.graphs.items())), COUNTS)
+    assert drawn(geom.HeteroNeighborSampler(turned, [2, 2], seed=1)(everything)) == whole
+    assert drawn(sampler(everything, epoch=1)) != whole
+
+
+def test_layers_on_whole_neighbourhoods_give_what_the_whole_graph_gives():
+    rng = np.random.default_rng(2)
+    x = {kind: rng.normal(size=(n, 4)) for kind, n in COUNTS.items()}
+
+    def sums(graph, x):
+        return graph @ (x[0] if isinstance(x, tuple) else x)
+
+    def add_up(graph, x):
+        layer = geom.HeteroConv(dict.fromkeys(RELATIONS, sums))
+        return x | {kind: x[kind] + out for kind, out in layer(graph, x).items()}
+
+    want = add_up(GRAPH, add_up(GRAPH, x))
+    sample = geom.HeteroNeighborSampler(GRAPH, [-1, -1])(SEEDS)
+    got = {kind: x[kind][nodes] for kind, nodes in sample.nodes.items()}
+    for graph in sample.graphs:
+        got = add_up(graph, {kind: rows[: graph.n_nodes[kind]] for kind, rows in got.items()})
+    for kind, seeds in SEEDS.items():
+        assert_close(got[kind][: len(seeds)], want[kind][seeds])
+
+
+def test_only_some_relations():
+    sampler = geom.HeteroNeighborSampler(GRAPH, {RELATIONS[0]: [2], RELATIONS[3]: [-1]})
+    sample = sampler(SEEDS)
+    assert set(sample.graphs[0].graphs) == {RELATIONS[0], RELATIONS[3]}
+    assert sample.nodes["paper"].tolist() == [4, 14, 4, 0]
+    none = sampler({})
+    assert all(nodes.shape == (0,) for nodes in none.nodes.values())
+
+
+def test_refuses():
+    with pytest.raises(ValueError, match="fanout must be of relations of the graph"):
+        geom.HeteroNeighborSampler(GRAPH, {("a", "b", "c"): [1]})
+    with pytest.raises(ValueError, match=r"one number of hops, got \[1, 2\]"):
+        geom.HeteroNeighborSampler(GRAPH, {RELATIONS[0]: [1], RELATIONS[1]: [1, 2]})
+    sampler = geom.HeteroNeighborSampler(GRAPH, [1])
+    with pytest.raises(ValueError, match="seeds must be of author, paper, venue"):
+        sampler({"city": np.array([0])})
+    with pytest.raises(IndexError, match=r"seeds\['venue'\] must lie in \[0, 3\)"):
+        sampler({"venue": np.array([3])})
