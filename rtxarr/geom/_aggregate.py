@@ -13,7 +13,13 @@ __all__ = ["aggregate", "degree_scalers", "edge_softmax", "sddmm"]
 
 
 def aggregate(
-    graph: Any, x: Any, op: str = "sum", *, weight: Any = None, empty: float = 0.0
+    graph: Any,
+    x: Any,
+    op: str = "sum",
+    *,
+    weight: Any = None,
+    empty: float = 0.0,
+    q: float | None = None,
 ) -> Any:
     """Reduce, for each destination, the rows of its sources.
 
@@ -26,13 +32,15 @@ def aggregate(
         "sum", "mean", "max" or "min"; "var", the mean squared deviation from the mean, and "std",
         its root; "mul", the product; "softmax", the sum of the messages, each times its share in
         the sum of all their exponentials, feature by feature; "median", that of an even number of
-        messages being the mean of the two in the middle.
+        messages being the mean of the two in the middle; "quantile", with ``q``.
     weight : array or Tensor, shape (n_edges,) or (n_edges, n_heads, ...), optional
         What the row of an edge's source is multiplied with, in the order of the edges' numbers;
         its axes after the first are the first ones of a row. The mean is that of the products: it
         is divided by the number of edges, not by the sum of the weights.
     empty : float, default 0
         What destinations without edges get, whatever the operation.
+    q : float in [0, 1], for "quantile" alone
+        Which one: 0 is the minimum and 1 the maximum, and between two messages it is interpolated.
 
     Returns
     -------
@@ -47,8 +55,8 @@ def aggregate(
     the difference of two large numbers.
 
     Sums, means, extrema and variances, and weighted sums and means, make no array of messages. The
-    others make those of some destinations at a time, and in the backward pass again. "mul" and
-    "median" wait for the GPU, so steps with them cannot be captured.
+    others make those of some destinations at a time, and in the backward pass again. "mul",
+    "median" and "quantile" wait for the GPU, so steps with them cannot be captured.
 
     References
     ----------
@@ -67,7 +75,10 @@ def aggregate(
     >>> geom.aggregate(graph, x, weight=np.array([0.5, 0.5, 1.0]))
     array([-7. ,  0. ,  2.5])
     """
-    _messages.check_op(op)
+    if (op == "quantile") != (q is not None) or (q is not None and not 0 <= q <= 1):
+        raise ValueError(f"'quantile' alone takes q, in [0, 1], got op={op!r} and q={q}")
+    if q is None:
+        _messages.check_op(op)
     _check_nodes("x", x, graph, graph.n_src, "sources")
     if weight is None:
         out = _unweighted(graph, x, op, empty)
@@ -76,7 +87,7 @@ def aggregate(
         return _messages.map_reduce(
             graph,
             lambda src, dst, edge: src,
-            lambda rows, indptr: _messages.reduce_messages(op, rows, indptr, empty),
+            lambda rows, indptr: _messages.reduce_messages(op, rows, indptr, empty, q=q),
             x,
             None,
             None,
@@ -93,7 +104,7 @@ def aggregate(
     return _messages.map_reduce(
         graph,
         lambda src, dst, edge: src * reshape(edge, edge.shape + trailing),
-        lambda rows, indptr: _messages.reduce_messages(op, rows, indptr, empty),
+        lambda rows, indptr: _messages.reduce_messages(op, rows, indptr, empty, q=q),
         x,
         None,
         weight,

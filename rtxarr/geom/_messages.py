@@ -89,7 +89,9 @@ def _at(tree, index):
 # ------------------------------------------------------------------------- reductions of messages
 
 
-def reduce_messages(op: str, messages: Any, indptr: Any, empty: float = 0.0) -> Any:
+def reduce_messages(
+    op: str, messages: Any, indptr: Any, empty: float = 0.0, *, q: float | None = None
+) -> Any:
     """Reduce the messages of each segment by the operation of that name.
 
     Parameters
@@ -100,12 +102,13 @@ def reduce_messages(op: str, messages: Any, indptr: Any, empty: float = 0.0) -> 
     indptr : array of int64, shape (n_segments + 1,)
     empty : float, default 0
         What a segment without messages gives.
+    q : float in [0, 1], for "quantile" alone
 
     Returns
     -------
     array or Tensor, shape (n_segments, ...)
     """
-    out = _reduce(messages, op=op, indptr=indptr)
+    out = _reduce(messages, op=op, indptr=indptr, q=q)
     if empty == 0 and op in ("sum", "mean", "var", "std", "softmax"):
         return out
     alone = reshape(indptr[1:] == indptr[:-1], (-1,) + (1,) * (out.ndim - 1))
@@ -113,7 +116,9 @@ def reduce_messages(op: str, messages: Any, indptr: Any, empty: float = 0.0) -> 
 
 
 @rounded_once
-def _reduce(messages, *, op, indptr):
+def _reduce(messages, *, op, indptr, q):
+    if op == "quantile":
+        return _quantile(messages, indptr, q)
     return _REDUCTIONS[op](messages, indptr)
 
 
@@ -165,7 +170,7 @@ def _mul(x, indptr):
     return segment_sum(x, indptr)
 
 
-def _median(x, indptr):
+def _quantile(x, indptr, q):
     xp = namespace(indptr)
     if x.shape[0] == 0:
         return segment_sum(x, indptr)
@@ -173,12 +178,16 @@ def _median(x, indptr):
     order = xp.argsort(raw(x), axis=0, stable=True)
     sorted_rows = xp.take_along_axis(xp.broadcast_to(rows, x.shape), order, axis=0)
     order = xp.take_along_axis(order, xp.argsort(sorted_rows, axis=0, stable=True), axis=0)
-    lengths = indptr[1:] - indptr[:-1]
+    place = q * xp.astype(xp.clip(indptr[1:] - indptr[:-1] - 1, 0, None), xp.float64)
+    below = xp.floor(place)
+    share = xp.where(place == below, 0.5, place - below)  # of one message twice, if it is one
     last = x.shape[0] - 1  # segments without messages take any
-    low = xp.clip(indptr[:-1] + (lengths - 1) // 2, 0, last)
-    high = xp.clip(indptr[:-1] + lengths // 2, 0, last)
-    low, high = (take_along_axis(x, xp.take(order, place, axis=0), axis=0) for place in (low, high))
-    return low / 2 + high / 2  # equal infinities stay, and none is made
+    low, high = (
+        xp.clip(indptr[:-1] + xp.astype(at, xp.int64), 0, last) for at in (below, xp.ceil(place))
+    )
+    low, high = (take_along_axis(x, xp.take(order, at, axis=0), axis=0) for at in (low, high))
+    share = xp.astype(xp.reshape(share, (-1,) + (1,) * (x.ndim - 1)), x.dtype)
+    return (1 - share) * low + share * high
 
 
 _REDUCTIONS = {
@@ -190,5 +199,5 @@ _REDUCTIONS = {
     "std": lambda x, indptr: root(_var(x, indptr)),
     "softmax": _softmax,
     "mul": _mul,
-    "median": _median,
+    "median": lambda x, indptr: _quantile(x, indptr, 0.5),
 }

@@ -76,6 +76,18 @@ def test_aggregates_are_those_of_loops(op, sizes, weighted):
         assert_close(got, plain(src, dst, n_dst, x, op, weight, empty))
 
 
+@pytest.mark.parametrize("q", [0.0, 0.25, 0.9, 1.0])
+@pytest.mark.usefixtures("chunk")
+def test_quantiles(q):
+    graph, src, dst = multigraph()
+    x = np.random.default_rng(1).standard_normal((9, 3))
+    got = geom.aggregate(graph, x, "quantile", q=q, empty=-1.0)
+    for i in range(7):
+        own = x[src[dst == i]]
+        assert_close(got[i], np.quantile(own, q, axis=0) if own.size else np.full(3, -1.0))
+    gradcheck(lambda x: geom.aggregate(graph, x, "quantile", q=q), (x,))
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.usefixtures("chunk")
@@ -310,6 +322,9 @@ def test_memory_does_not_grow_with_the_messages(name, monkeypatch):
 
 
 BAD = [
+    (lambda g: geom.aggregate(g, np.ones(3), "quantile"), ValueError, "alone takes q, in"),
+    (lambda g: geom.aggregate(g, np.ones(3), "quantile", q=2), ValueError, "and q=2"),
+    (lambda g: geom.aggregate(g, np.ones(3), "max", q=0.5), ValueError, "op='max' and q=0.5"),
     (lambda g: geom.aggregate(g, np.ones(3), "avg"), ValueError, "op must be one of sum, mean"),
     (
         lambda g: geom.aggregate(g, np.ones(2)),
