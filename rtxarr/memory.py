@@ -153,7 +153,7 @@ def report(module: Any = None, *, optimizer: Any = None, device: Any = None) -> 
     --------
     >>> import rtxarr as rx
     >>> from rtxarr import nn
-    >>> layer = nn.Linear(1024, 256, device="cpu")
+    >>> layer = nn.Linear(1024, 256, weight_init="zeros", device="cpu")
     >>> found = rx.memory.report(layer)
     >>> found.by_kind()["parameter"]
     1049600

@@ -162,7 +162,7 @@ def test_can_cast_from_bfloat16():
         (("bool", np.dtype("float32"), dtypes.bfloat16), {"bool", "float32", "bfloat16"}),
         ((), set()),
     ],
-    ids=str,
+    ids=lambda x: "-".join(sorted(map(str, x))) if isinstance(x, set) else str(x),
 )
 def test_kinds(kind, names):
     assert {name for name, dtype in dtypes.DTYPES.items() if isdtype(dtype, kind)} == names
