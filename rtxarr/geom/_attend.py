@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from rtxarr.autograd import stop_gradient
 from rtxarr.geom import _edges, _messages
 from rtxarr.geom._aggregate import aggregate, edge_softmax, sddmm
 from rtxarr.ops import dropout, leaky_relu, reshape, sum
@@ -79,9 +80,12 @@ def mlp_logits(
 
     ``src`` and ``dst`` have shape (n, n_heads, n_features), ``vector`` (n_heads, n_features).
     """
+    if edge is None:
+        keys = stop_gradient(src), stop_gradient(dst)  # the slopes are constant
+        return _edges.gated_dot(src * vector, dst * vector, *keys, graph=graph, slope=slope)
 
     def message(src, dst, edge):
-        total = src + dst if edge is None else src + dst + reshape(project(edge), src.shape)
+        total = src + dst + reshape(project(edge), src.shape)
         return sum(leaky_relu(total, negative_slope=slope) * vector, axis=-1)
 
     return _of_edges(graph, message, src, dst, edge)

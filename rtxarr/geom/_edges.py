@@ -184,6 +184,72 @@ edge_dot.defvjps(
 )
 
 
+# ------------------------------------------------------------ a leaky ReLU of the sum of two nodes
+
+
+@differentiable
+@rounded_once
+def gated_dot(y_src, y_dst, key_src, key_dst, /, *, graph, slope):
+    """Add up, for each edge and head, its nodes' ``y`` times the slope of a leaky ReLU.
+
+    The slope is that at the sum of its nodes' keys. All have shape (n, n_heads, n_features);
+    ``y_src`` may be None for zeros. With ``y`` a multiple of the keys, it is that multiple of the
+    leaky ReLU itself.
+    """
+    # One pass: reads the source's key, keeps the destination's.
+    xp = namespace(y_dst, key_src, key_dst)
+    size = max(1, chunk_of(key_src) // max(1, math.prod(key_src.shape[1:])))
+    out = xp.empty((graph.n_edges, key_src.shape[1]), dtype=key_src.dtype)
+    for start in range(0, graph.n_edges, size):
+        edges = slice(start, start + size)
+        src, dst = graph.src[edges], graph.dst[edges]
+        rows = xp.take(y_dst, dst, axis=0)
+        if y_src is not None:
+            rows += xp.take(y_src, src, axis=0)
+        rows *= _slopes(xp, key_src, key_dst, src, dst, slope)
+        out[edges] = xp.sum(rows, axis=-1)
+    return out
+
+
+def _slopes(xp, key_src, key_dst, src, dst, slope):
+    above = xp.take(key_src, src, axis=0) + xp.take(key_dst, dst, axis=0) > 0
+    one, below = (full_scalar(key_src, value, key_src.dtype) for value in (1, slope))
+    return xp.where(above, one, below)
+
+
+@differentiable
+@rounded_once
+def gated_sum(values, key_src, key_dst, /, *, graph, slope):
+    """Add up, for each destination, its edges' values times the slopes of :func:`gated_dot`.
+
+    ``values`` has shape (n_edges, n_heads), the result that of ``key_dst``.
+    """
+    xp = namespace(values, key_src, key_dst)
+    width = math.prod(key_dst.shape[1:])
+    stored = graph.stored(values)
+
+    def message(src, dst, edges):
+        rows = _slopes(xp, key_src, key_dst, src, dst, slope) * stored[edges, :, None]
+        return xp.reshape(rows, (src.shape[0], width))
+
+    return xp.reshape(_reduce("sum", graph, width, message, key_dst), key_dst.shape)
+
+
+gated_dot.defvjps(
+    y_src=lambda g, key_src, key_dst, graph, slope: gated_sum(
+        g, key_dst, key_src, graph=graph.T, slope=slope
+    ),
+    y_dst=lambda g, key_src, key_dst, graph, slope: gated_sum(
+        g, key_src, key_dst, graph=graph, slope=slope
+    ),
+)
+gated_sum.defvjps(
+    values=lambda g, key_src, key_dst, graph, slope: gated_dot(
+        None, g, key_src, key_dst, graph=graph, slope=slope
+    )
+)
+
+
 # ------------------------------------------------------------------------------ nodes and edges
 
 

@@ -15,6 +15,7 @@ X = rng.standard_normal((4, 2))
 Y = rng.standard_normal((3, 2))
 EDGES = rng.standard_normal((6, 2))
 HEADS = rng.standard_normal((4, 2, 3))
+X3, Y3 = HEADS, rng.standard_normal((3, 2, 3))
 KEYS = np.array([[0.0], [1], [2], [3]]), np.array([[2.0], [0], [1]])
 
 
@@ -27,6 +28,11 @@ def matched(values):
     graph = on(values)
     src, dst = (rx.asarray(key, device=graph.device) for key in KEYS)
     return _edges.matched_sum(values, src, dst, graph=graph)
+
+
+def slopes(x):
+    """Give keys of sources and destinations, where ``x`` is."""
+    return [rx.asarray(key, device=rx.device_of(rx.Tensor(x).data)) for key in (-X3, Y3)]
 
 
 CASES = {
@@ -46,6 +52,13 @@ CASES = {
     "edge_dot": [
         (lambda u, v: geom.sddmm(on(u), u, v), (X, Y)),
         (lambda u, v: geom.sddmm(on(u), u, v), (HEADS, HEADS[:3])),
+    ],
+    "gated_dot": [
+        (lambda a, b: _edges.gated_dot(a, b, *slopes(a), graph=on(a), slope=0.2), (X3, Y3)),
+        (lambda b: _edges.gated_dot(None, b, *slopes(b), graph=on(b), slope=0.2), (Y3,)),
+    ],
+    "gated_sum": [
+        (lambda e: _edges.gated_sum(e, *slopes(e), graph=on(e), slope=0.2), (EDGES,)),
     ],
     "spread": [(lambda u, v: geom.sddmm(on(u), u, v, "mul"), (X, Y))],
     "collect": [(lambda x: _edges.collect(x, graph=on(x)), (EDGES,))],

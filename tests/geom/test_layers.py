@@ -1,5 +1,7 @@
 """Layers against the plainest loops, and what all of them must do."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -246,6 +248,29 @@ def test_sampled_neighbourhoods(name):
     sample = geom.NeighborSampler(graph, fanout=[-1], seed=0)(seeds)
     got = layer(sample.graphs[0], x[sample.nodes])
     assert_close(got.data, layer(graph, x).data[seeds])
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "TransformerConv"])
+def test_training_needs_less_memory_than_the_messages(name, monkeypatch):
+    """PyG#459, #2074, #8316: several arrays as large as all messages there."""
+    n, degree, width = 1000, 100, 64
+    monkeypatch.setitem(_edges.CHUNK, "cpu", 50_000)
+    rng = np.random.default_rng(16)
+    src = rng.integers(0, n, n * degree)
+    graph = geom.Graph.from_edges(src, np.repeat(np.arange(n), degree), n_nodes=n)
+    layer = getattr(geom, name)(width, width, **options("float64"))
+    x = rng.standard_normal((n, width))
+
+    def run():
+        out = layer(graph, rx.Tensor(x, requires_grad=True))
+        out.backward(np.ones(out.shape))
+
+    run()  # what graphs keep is made once
+    tracemalloc.start()
+    run()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < n * degree * width * 8 / 2
 
 
 # ---------------------------------------------------------------------------- by plain loops
