@@ -24,9 +24,10 @@ _SLACK = np.float32(0.01)
 def build(
     jit: Callable, mul: Callable, add: Callable, scalar: type, *, in_space: bool = False
 ) -> SimpleNamespace:
-    """Return the functions below for one type, each passed through ``jit``.
+    """Return the functions below, each passed through ``jit``.
 
-    ``in_space``: for points with three axes only.
+    ``scalar`` is the type in which cells are reckoned, and ``in_space`` is for points with three
+    axes only.
     """
     zero, infinity, slack = scalar(0), scalar(np.inf), scalar(_SLACK)
 
@@ -42,8 +43,9 @@ def build(
 
         @jit
         def distance(y, query, xt, place):
-            total = zero
-            for axis in range(y.shape[1]):
+            difference = y[query, 0] - xt[0, place]
+            total = mul(difference, difference)
+            for axis in range(1, y.shape[1]):
                 difference = y[query, axis] - xt[axis, place]
                 total = add(total, mul(difference, difference))
             return total
@@ -52,9 +54,12 @@ def build(
     def precedes(d, i, other_d, other_i):
         return d < other_d or (d == other_d and i < other_i)
 
+    # What is kept of a query: up to k entries from base on, at a distance of step.
+
     @jit
-    def insert(d, i, count, k, base, step, best_d, best_i):
-        """Keep the nearest ``k``, sorted."""
+    def insert(d, i, count, kept):
+        """Keep the nearest, sorted."""
+        k, base, step, best_d, best_i = kept
         if count == k:
             last = base + (k - 1) * step
             if not precedes(d, i, best_d[last], best_i[last]):
@@ -69,38 +74,39 @@ def build(
         return count
 
     @jit
-    def append(d, i, count, k, base, step, best_d, best_i):
+    def append(d, i, count, kept):
         """Keep all, in the order in which they are met."""
+        _, base, _, best_d, best_i = kept
         best_d[base + count], best_i[base + count] = d, i
         return count + 1
 
     @jit
-    def tally(d, i, count, k, base, step, best_d, best_i):
+    def tally(d, i, count, kept):
         """Keep none."""
         return count + 1
 
     @jit
-    def worst_kept(count, k, base, step, best_d, limit):
+    def worst_kept(count, kept, limit):
         """Return the distance from which on a further point is not kept."""
+        k, base, step, best_d, _ = kept
         return best_d[base + (k - 1) * step] if count == k else limit
 
     @jit
-    def worst_within(count, k, base, step, best_d, limit):
+    def worst_within(count, kept, limit):
         return limit
 
     def scanner(take):
         """Return what looks at a run of points, one by one."""
 
         @jit
-        def scan(
-            y, query, xt, order, begin, end, skip, limit, count, k, base, step, best_d, best_i
-        ):
+        def scan(y, query, grid, begin, end, skip, limit, count, kept):
+            xt, order = grid[0], grid[1]
             for place in range(begin, end):
                 i = order[place]
                 if i != skip:
                     d = distance(y, query, xt, place)
                     if d <= limit:
-                        count = take(d, i, count, k, base, step, best_d, best_i)
+                        count = take(d, i, count, kept)
             return count
 
         return scan
@@ -131,10 +137,8 @@ def build(
         """Return what finds the points around one query; it returns how many it kept."""
 
         @jit
-        def search(
-            y, query, batch, xt, order, cells, lo, inverse, width, dims,
-            skip, limit, k, base, step, best_d, best_i,
-        ):  # fmt: skip
+        def search(y, query, batch, grid, skip, limit, kept):
+            _, _, cells, lo, inverse, width, dims = grid
             tx, cx = position(y, query, 0, lo, inverse, dims)
             ty, cy = position(y, query, 1, lo, inverse, dims)
             tz, cz = position(y, query, 2, lo, inverse, dims)
@@ -148,21 +152,17 @@ def build(
                         whole = abs(z - cz) == ring or abs(row - cy) == ring
                         # Cells of a row follow each other, and so do their points.
                         if whole or cx - ring >= 0:
-                            end = right if whole else left
-                            count = scan(
-                                y, query, xt, order, cells[first + left], cells[first + end + 1],
-                                skip, limit, count, k, base, step, best_d, best_i,
-                            )  # fmt: skip
+                            begin = cells[first + left]
+                            end = cells[first + (right if whole else left) + 1]
+                            count = scan(y, query, grid, begin, end, skip, limit, count, kept)
                         if not whole and cx + ring < nx:
-                            count = scan(
-                                y, query, xt, order, cells[first + right], cells[first + right + 1],
-                                skip, limit, count, k, base, step, best_d, best_i,
-                            )  # fmt: skip
+                            begin, end = cells[first + right], cells[first + right + 1]
+                            count = scan(y, query, grid, begin, end, skip, limit, count, kept)
                 side = min(gap(tx, cx, ring, nx), gap(ty, cy, ring, ny), gap(tz, cz, ring, nz))
                 more = side < infinity
                 if more and side > slack:
                     reach = (side - slack) * width
-                    more = worst(count, k, base, step, best_d, limit) >= reach * reach
+                    more = worst(count, kept, limit) >= reach * reach
                 ring += 1
             return count
 

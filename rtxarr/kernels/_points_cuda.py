@@ -31,15 +31,15 @@ def search(kind: str, dtype: np.dtype, in_space: bool):
     @cuda.jit
     def kernel(
         visit, y, batches, xt, order, cells, lo, inverse, width, dims,
-        other, limit, k, starts, step, counts, best_d, best_i,
+        others, limit, k, starts, step, counts, best_d, best_i,
     ):  # fmt: skip
         v = np.int64(cuda.grid(1))
         if v < visit.size:
             query = visit[v]  # neighbours in space, so that a warp looks at the same cells
-            counts[query] = find(
-                y, query, batches[query], xt, order, cells, lo, inverse, width, dims,
-                query if other else np.int64(-1), limit, k, starts[query], step, best_d, best_i,
-            )  # fmt: skip
+            grid = xt, order, cells, lo, inverse, width, dims
+            kept = k, starts[query], step, best_d, best_i
+            skip = query if others else np.int64(-1)
+            counts[query] = find(y, query, batches[query], grid, skip, limit, kept)
 
     return kernel
 

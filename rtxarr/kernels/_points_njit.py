@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
 from rtxarr._device import njit
@@ -24,15 +22,31 @@ def _add(a, b):
     return a + b
 
 
-def _scanner(take, zero):
+def _named(name):
+    """Return a decorator for functions that are made more than once, in different ways.
+
+    Code that numba kept calls functions by names that another process numbered; so those of each
+    kind need names of their own, lest one is taken for another.
+    """
+    compiled = njit(error_model="numpy", nogil=True)
+
+    def decorate(function):
+        function.__qualname__ = f"{name}.{function.__qualname__}"
+        return compiled(function)
+
+    return decorate
+
+
+def _scanner(jit, take):
     """Return what looks at a run of points, a tile at a time: each distance is added up alike."""
 
-    @_compiled
-    def scan(y, query, xt, order, begin, end, skip, limit, count, k, base, step, best_d, best_i):
+    @jit
+    def scan(y, query, grid, begin, end, skip, limit, count, kept):
+        xt, order = grid[0], grid[1]
         found = np.empty(_TILE, xt.dtype)
         for start in range(begin, end, _TILE):
             n = min(_TILE, end - start)
-            found[:n] = zero
+            found[:n] = 0
             for axis in range(xt.shape[0]):
                 here, row = y[query, axis], xt[axis, start : start + n]
                 for j in range(n):
@@ -40,52 +54,132 @@ def _scanner(take, zero):
                     found[j] += difference * difference
             for j in range(n):
                 if found[j] <= limit and order[start + j] != skip:
-                    i = order[start + j]
-                    count = take(found[j], i, count, k, base, step, best_d, best_i)
+                    count = take(found[j], order[start + j], count, kept)
         return count
 
     return scan
 
 
-@functools.cache
-def search(kind: str, dtype: np.dtype, n_axes: int):
-    """Return the search of queries ``visit[begin:end]``; ``kind`` as in ``points``.
-
-    ``n_axes``: up to 3, or 4 for any more.
-    """
-    scalar = np.dtype(dtype).type
-    core = build(_compiled, _mul, _add, scalar, in_space=n_axes == 3)
+def _searcher(kind, where):
+    """Return the search of one query; ``where`` is "flat" (one or two axes), "in_space", "high"."""
+    jit = _named(f"{kind}_{where}")
+    # Cells are reckoned in float64, whatever the points' type.
+    core = build(jit, _mul, _add, np.float64, in_space=where == "in_space")
     take = getattr(core, kind)
-    worst = core.worst_kept if kind == "insert" else core.worst_within
-    scan = _scanner(take, scalar(0)) if n_axes > 3 else core.scanner(take)
-    find = core.searcher(scan, worst)
-
-    @_compiled
-    def loop(
-        begin, end, visit, y, batches, xt, order, cells, lo, inverse, width, dims,
-        other, limit, k, starts, step, counts, best_d, best_i,
-    ):  # fmt: skip
-        for v in range(begin, end):
-            query = visit[v]
-            counts[query] = find(
-                y, query, batches[query], xt, order, cells, lo, inverse, width, dims,
-                query if other else -1, limit, k, starts[query], step, best_d, best_i,
-            )  # fmt: skip
-
-    return loop
+    scan = _scanner(jit, take) if where == "high" else core.scanner(take)
+    return core.searcher(scan, core.worst_kept if kind == "insert" else core.worst_within)
 
 
-@functools.cache
-def sort_rows(dtype: np.dtype):
-    """Return the sorting of rows ``begin`` to ``end - 1``."""
-    sort = build(_compiled, _mul, _add, np.dtype(dtype).type).sort
+_insert_flat = _searcher("insert", "flat")
+_insert_in_space = _searcher("insert", "in_space")
+_insert_high = _searcher("insert", "high")
+_append_flat = _searcher("append", "flat")
+_append_in_space = _searcher("append", "in_space")
+_append_high = _searcher("append", "high")
+_tally_flat = _searcher("tally", "flat")
+_tally_in_space = _searcher("tally", "in_space")
+_tally_high = _searcher("tally", "high")
+_sort = build(_named("sort"), _mul, _add, np.float64).sort
 
-    @_compiled
-    def loop(begin, end, offsets, best_d, best_i):
-        for row in range(begin, end):
-            sort(offsets[row], offsets[row + 1], best_d, best_i)
+# Searches of the queries visit[begin:end]. Numba keeps compiled code of functions of a module, but
+# not of such as are made by others, so these are written out.
 
-    return loop
+
+@_compiled
+def insert_flat(begin, end, visit, y, batches, grid, others, limit, k, starts, step, *out):
+    counts, best_d, best_i = out
+    for v in range(begin, end):
+        query = visit[v]
+        kept = k, starts[query], step, best_d, best_i
+        skip = query if others else -1
+        counts[query] = _insert_flat(y, query, batches[query], grid, skip, limit, kept)
+
+
+@_compiled
+def insert_in_space(begin, end, visit, y, batches, grid, others, limit, k, starts, step, *out):
+    counts, best_d, best_i = out
+    for v in range(begin, end):
+        query = visit[v]
+        kept = k, starts[query], step, best_d, best_i
+        skip = query if others else -1
+        counts[query] = _insert_in_space(y, query, batches[query], grid, skip, limit, kept)
+
+
+@_compiled
+def insert_high(begin, end, visit, y, batches, grid, others, limit, k, starts, step, *out):
+    counts, best_d, best_i = out
+    for v in range(begin, end):
+        query = visit[v]
+        kept = k, starts[query], step, best_d, best_i
+        skip = query if others else -1
+        counts[query] = _insert_high(y, query, batches[query], grid, skip, limit, kept)
+
+
+@_compiled
+def append_flat(begin, end, visit, y, batches, grid, others, limit, k, starts, step, *out):
+    counts, best_d, best_i = out
+    for v in range(begin, end):
+        query = visit[v]
+        kept = k, starts[query], step, best_d, best_i
+        skip = query if others else -1
+        counts[query] = _append_flat(y, query, batches[query], grid, skip, limit, kept)
+
+
+@_compiled
+def append_in_space(begin, end, visit, y, batches, grid, others, limit, k, starts, step, *out):
+    counts, best_d, best_i = out
+    for v in range(begin, end):
+        query = visit[v]
+        kept = k, starts[query], step, best_d, best_i
+        skip = query if others else -1
+        counts[query] = _append_in_space(y, query, batches[query], grid, skip, limit, kept)
+
+
+@_compiled
+def append_high(begin, end, visit, y, batches, grid, others, limit, k, starts, step, *out):
+    counts, best_d, best_i = out
+    for v in range(begin, end):
+        query = visit[v]
+        kept = k, starts[query], step, best_d, best_i
+        skip = query if others else -1
+        counts[query] = _append_high(y, query, batches[query], grid, skip, limit, kept)
+
+
+@_compiled
+def tally_flat(begin, end, visit, y, batches, grid, others, limit, k, starts, step, *out):
+    counts, best_d, best_i = out
+    for v in range(begin, end):
+        query = visit[v]
+        kept = k, starts[query], step, best_d, best_i
+        skip = query if others else -1
+        counts[query] = _tally_flat(y, query, batches[query], grid, skip, limit, kept)
+
+
+@_compiled
+def tally_in_space(begin, end, visit, y, batches, grid, others, limit, k, starts, step, *out):
+    counts, best_d, best_i = out
+    for v in range(begin, end):
+        query = visit[v]
+        kept = k, starts[query], step, best_d, best_i
+        skip = query if others else -1
+        counts[query] = _tally_in_space(y, query, batches[query], grid, skip, limit, kept)
+
+
+@_compiled
+def tally_high(begin, end, visit, y, batches, grid, others, limit, k, starts, step, *out):
+    counts, best_d, best_i = out
+    for v in range(begin, end):
+        query = visit[v]
+        kept = k, starts[query], step, best_d, best_i
+        skip = query if others else -1
+        counts[query] = _tally_high(y, query, batches[query], grid, skip, limit, kept)
+
+
+@_compiled
+def sort_rows(begin, end, offsets, best_d, best_i):
+    """Sort rows ``begin`` to ``end - 1``."""
+    for row in range(begin, end):
+        _sort(offsets[row], offsets[row + 1], best_d, best_i)
 
 
 @_compiled

@@ -220,21 +220,23 @@ def all_within(
     else:
         from rtxarr.kernels import _points_njit as host
 
-        _in_threads(host.sort_rows(y.dtype), n, (offsets, best_d, best_i))
+        _in_threads(host.sort_rows, n, (offsets, best_d, best_i))
     return offsets, best_d, best_i
 
 
 def _search(kind, y, batches, visit, grid, options, found):
     """Go over the queries; ``kind`` is "insert", "append" or "tally", as in ``_points_core``."""
-    arguments = (visit, y, batches, *grid, *options, *found)
     if runs_kernels(y):
         from rtxarr.kernels import _points_cuda as gpu
 
-        launch(gpu.search(kind, y.dtype, y.shape[1] == 3), y.shape[0], arguments)
+        kernel = gpu.search(kind, y.dtype, y.shape[1] == 3)
+        launch(kernel, y.shape[0], (visit, y, batches, *grid, *options, *found))
     else:
         from rtxarr.kernels import _points_njit as host
 
-        _in_threads(host.search(kind, y.dtype, min(y.shape[1], 4)), y.shape[0], arguments)
+        where = "flat" if y.shape[1] < 3 else "in_space" if y.shape[1] == 3 else "high"
+        loop = getattr(host, f"{kind}_{where}")
+        _in_threads(loop, y.shape[0], (visit, y, batches, tuple(grid), *options, *found))
 
 
 def farthest(x: Any, ptr: Any, starts: Any, n: int) -> Any:

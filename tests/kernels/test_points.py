@@ -72,3 +72,19 @@ def test_far_points_are_those_of_the_host(place, both, dtype, n):
     want, got = both(points.farthest, x, ptr, np.array([2, 7]), n)
     equal(want, got)
     assert all(len(set(row)) == n for row in want)
+
+
+def test_compiled_code_that_was_kept_cannot_be_taken_for_another():
+    """Of functions with one name numba linked any: a search that kept all for one that sorts."""
+    from rtxarr.kernels import _points_njit as host
+
+    made = [
+        getattr(host, f"_{kind}_{where}").py_func
+        for kind in ("insert", "append", "tally")
+        for where in ("flat", "in_space", "high")
+    ]
+    inner = {cell.cell_contents for f in made for cell in f.__closure__}
+    names = [f.py_func.__qualname__ for f in inner if hasattr(f, "py_func")]
+    names += [f.__qualname__ for f in made]
+    assert len(names) > 30
+    assert len(set(names)) == len(names)
