@@ -181,6 +181,14 @@ def shear_points(x: Any, rng: Generator, *, limit: float = 0.2, ptr: Any = None)
     Returns
     -------
     array or Tensor, shape (n_points, n_axes)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> from rtxarr.random import Generator
+    >>> geom.shear_points(np.zeros((4, 3)), Generator(0)).shape
+    (4, 3)
     """
     _positive("limit", limit)
     _, n, each = _clouds(x, ptr)
@@ -221,6 +229,15 @@ def scale_points(
     Returns
     -------
     array or Tensor, shape (n_points, n_axes)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> from rtxarr.random import Generator
+    >>> x = geom.scale_points(np.array([[1.0, 2.0]]), Generator(0))
+    >>> float(x[0, 1] / x[0, 0])
+    2.0
     """
     if not (low < high and math.isfinite(high - low)):
         raise ValueError(f"low must be less than high, both finite, got {low} and {high}")
@@ -242,6 +259,15 @@ def translate_points(x: Any, rng: Generator, *, limit: float = 0.1, ptr: Any = N
     Returns
     -------
     array or Tensor, shape (n_points, n_axes)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> from rtxarr.random import Generator
+    >>> x = geom.translate_points(np.array([[0.0], [3.0]]), Generator(0))
+    >>> round(float(x[1, 0] - x[0, 0]), 12)
+    3.0
     """
     _positive("limit", limit)
     _, n, each = _clouds(x, ptr)
@@ -263,6 +289,14 @@ def flip_points(x: Any, rng: Generator, *, axis: int, p: float = 0.5, ptr: Any =
     Returns
     -------
     array or Tensor, shape (n_points, n_axes)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> from rtxarr.random import Generator
+    >>> geom.flip_points(np.array([[1.0, 2.0]]), Generator(0), axis=0, p=1.0)
+    array([[-1.,  2.]])
     """
     _, n, each = _clouds(x, ptr)
     if not -x.shape[1] <= axis < x.shape[1]:
@@ -291,6 +325,15 @@ def jitter_points(x: Any, rng: Generator, *, std: float = 0.01, limit: float = 0
     ----------
     Qi, Su, Mo and Guibas, "PointNet: deep learning on point sets for 3D classification and
     segmentation", 2017, arXiv:1612.00593, section 5.1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> from rtxarr.random import Generator
+    >>> x = geom.jitter_points(np.zeros((100, 3)), Generator(0), limit=0.02)
+    >>> bool(abs(x).max() <= 0.02)
+    True
     """
     _positive("std", std)
     _positive("limit", limit)
@@ -316,6 +359,16 @@ def drop_points(x: Any, rng: Generator, *, rate: float, ptr: Any = None) -> Any:
     -------
     array of int64, shape (n_kept,)
         Their numbers, rising: ``x[kept]`` are the points. On a GPU this waits for it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> from rtxarr.random import Generator
+    >>> x = np.zeros((6, 3))
+    >>> kept = geom.drop_points(x, Generator(0), rate=0.5)
+    >>> x[kept].shape
+    (2, 3)
     """
     if not 0 <= rate < 1:
         raise ValueError(f"rate must lie in [0, 1), got {rate}")

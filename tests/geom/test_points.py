@@ -144,6 +144,23 @@ def test_few_points():
     assert geom.radius(none, 1.0, y=one).indptr.tolist() == [0, 0]
 
 
+@pytest.mark.skip_xp("dask.array", reason="a search looks at its points")
+@pytest.mark.parametrize("name", ["ball", "line", "many-axes"])
+def test_takes_arrays_of_any_library(xp, name):
+    x, ptr = CLOUDS[name][:150], np.array([0, 70, 150])
+    there = {"x": xp.asarray(x), "ptr": xp.asarray(ptr)}
+    for function, options in (
+        (geom.knn, {"k": 4}),
+        (geom.radius, {"r": 0.3}),
+        (geom.radius, {"r": 0.3, "max_neighbors": 2}),
+        (geom.farthest_point_sampling, {"n": 9}),
+        (geom.voxel_grid, {"size": 0.4}),
+    ):
+        got, want = function(**there, **options), function(x, ptr=ptr, **options)
+        for a, b in zip(got, want, strict=True):
+            assert_close(a, b, exact=True)
+
+
 def test_half_types_are_widened():
     x = CLOUDS["ball"].astype("float16")
     got = geom.knn(x, 3)

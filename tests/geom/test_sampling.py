@@ -1,5 +1,7 @@
 """Samplers: what they may draw, how often, and that nothing but the node decides it."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -119,6 +121,28 @@ def test_bulk_gives_what_batches_give(make):
         for a, b in zip(one.edge_ids, alone.edge_ids, strict=True):
             assert_close(a, b, exact=True)
     assert sampler.bulk(seeds[:0], 4) == []
+
+
+def test_workers_draw_the_same(make):
+    """pyg-lib 527: results differed with the number of threads."""
+    sampler, batches = make(random_graph(), seed=1), np.arange(40).reshape(8, 5)
+    alone = [drawn(sampler(batch)) for batch in batches]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda batch: drawn(sampler(batch)), batches)) == alone
+
+
+@pytest.mark.skip_xp("dask.array", reason="a graph looks at its edges")
+def test_takes_arrays_of_any_library(xp):
+    graph = random_graph()
+    other = geom.Graph.from_edges(xp.asarray(graph.src), xp.asarray(graph.dst), n_nodes=40)
+    seeds = np.array([1, 5, 1])
+    for options in ({}, {"weight": np.arange(300.0)}):
+        want = geom.NeighborSampler(graph, [3, 2], **options)(seeds)
+        options = {name: xp.asarray(x) for name, x in options.items()}
+        got = geom.NeighborSampler(other, [3, 2], **options)(xp.asarray(seeds))
+        assert_close(got.nodes, want.nodes, exact=True)
+        for a, b in zip(got.edge_ids, want.edge_ids, strict=True):
+            assert_close(a, b, exact=True)
 
 
 def test_epochs_hops_and_seeds_draw_anew():
