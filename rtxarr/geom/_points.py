@@ -290,7 +290,7 @@ class _Job:
         return grid, self.xp.argsort(cells, stable=True)
 
     def nearest(self, k, r=None, limit=np.inf):
-        width, crowd = self.width(k / 4), max(k / 4, 1)
+        width, crowd = self.width(3 * k / 8), max(3 * k / 8, 1)
         if width is not None and r is not None and max(1.05 * r, self.width(1)) < width:
             width, crowd = max(1.05 * r, self.width(1)), None
         grid, visit = self.grid(width, crowd)

@@ -95,18 +95,18 @@ def build(
     def worst_within(count, kept, limit):
         return limit
 
-    def scanner(take):
+    def scanner(take, worst):
         """Return what looks at a run of points, one by one."""
 
         @jit
         def scan(y, query, grid, begin, end, skip, limit, count, kept):
             xt, order = grid[0], grid[1]
+            bound = worst(count, kept, limit)
             for place in range(begin, end):
-                i = order[place]
-                if i != skip:
-                    d = distance(y, query, xt, place)
-                    if d <= limit:
-                        count = take(d, i, count, kept)
+                d = distance(y, query, xt, place)
+                if d <= bound and order[place] != skip:
+                    count = take(d, order[place], count, kept)
+                    bound = worst(count, kept, limit)
             return count
 
         return scan

@@ -26,7 +26,7 @@ def search(kind: str, dtype: np.dtype, in_space: bool):
     """Return the search; ``kind`` as in ``points``; ``in_space``: with three axes."""
     core = _core(dtype, in_space)
     worst = core.worst_kept if kind == "insert" else core.worst_within
-    find = core.searcher(core.scanner(getattr(core, kind)), worst)
+    find = core.searcher(core.scanner(getattr(core, kind), worst), worst)
 
     @cuda.jit
     def kernel(

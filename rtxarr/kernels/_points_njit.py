@@ -37,13 +37,14 @@ def _named(name):
     return decorate
 
 
-def _scanner(jit, take):
+def _scanner(jit, take, worst):
     """Return what looks at a run of points, a tile at a time: each distance is added up alike."""
 
     @jit
     def scan(y, query, grid, begin, end, skip, limit, count, kept):
         xt, order = grid[0], grid[1]
         found = np.empty(_TILE, xt.dtype)
+        bound = worst(count, kept, limit)
         for start in range(begin, end, _TILE):
             n = min(_TILE, end - start)
             found[:n] = 0
@@ -53,8 +54,9 @@ def _scanner(jit, take):
                     difference = here - row[j]
                     found[j] += difference * difference
             for j in range(n):
-                if found[j] <= limit and order[start + j] != skip:
+                if found[j] <= bound and order[start + j] != skip:
                     count = take(found[j], order[start + j], count, kept)
+                    bound = worst(count, kept, limit)
         return count
 
     return scan
@@ -66,8 +68,9 @@ def _searcher(kind, where):
     # Cells are reckoned in float64, whatever the points' type.
     core = build(jit, _mul, _add, np.float64, in_space=where == "in_space")
     take = getattr(core, kind)
-    scan = _scanner(jit, take) if where == "high" else core.scanner(take)
-    return core.searcher(scan, core.worst_kept if kind == "insert" else core.worst_within)
+    worst = core.worst_kept if kind == "insert" else core.worst_within
+    scan = _scanner(jit, take, worst) if where == "high" else core.scanner(take, worst)
+    return core.searcher(scan, worst)
 
 
 _insert_flat = _searcher("insert", "flat")
