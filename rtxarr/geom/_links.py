@@ -18,6 +18,7 @@ from rtxarr.geom._sampling import (
     like,
     stream_of,
 )
+from rtxarr.geom._subgraph import iota
 from rtxarr.kernels import sampling
 
 __all__ = ["LinkSample", "LinkSampler", "negative_destinations"]
@@ -178,11 +179,11 @@ def _linked(graph):
 
     def sort():
         xp = _device.namespace(graph.indptr)
-        nodes = like(graph.indptr, np.arange(graph.n_nodes))
+        nodes = iota(graph.indptr, graph.n_nodes)
         n = max(graph.n_nodes, 1)
         keys = xp.concat([graph.wide_indices * n + graph._rows, nodes * (n + 1)])
         keys = xp.unique_values(keys)
-        bounds = xp.searchsorted(keys, like(keys, np.arange(graph.n_nodes + 1)) * n)
+        bounds = xp.searchsorted(keys, iota(keys, graph.n_nodes + 1) * n)
         return xp.astype(bounds, xp.int64, copy=False), keys % n
 
     return graph.once("linked", sort)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from rtxarr import _device, ops
 from rtxarr.autograd._tape import raw
 from rtxarr.geom._gin import EdgeConv
@@ -19,7 +17,8 @@ from rtxarr.geom._points import (
     knn_graph,
     radius_graph,
 )
-from rtxarr.geom._sampling import _integer, like
+from rtxarr.geom._sampling import _integer
+from rtxarr.geom._subgraph import iota
 from rtxarr.nn import Module
 
 __all__ = ["DynamicEdgeConv", "PointNetSetAbstraction"]
@@ -140,14 +139,14 @@ class PointNetSetAbstraction(MessageLayer):
         n_clouds = ptr.shape[0] - 1
         if self.n_points is None or self.r is None:
             xp = _device.namespace(points)
-            indices = xp.astype(like(points, np.arange(points.shape[0])), xp.int32)
+            indices = xp.astype(iota(points, points.shape[0]), xp.int32)
             graph = Graph._made(ptr, indices, points.shape[0], None)
             centres = xp.zeros((n_clouds, points.shape[1]), dtype=points.dtype)
-            bounds = like(ptr, np.arange(n_clouds + 1))
+            bounds = iota(ptr, n_clouds + 1)
         else:
             chosen = farthest_point_sampling(points, self.n_points, ptr=ptr)
             centres = ops.take(pos, chosen, axis=0)
-            bounds = like(ptr, np.arange(n_clouds + 1) * self.n_points)
+            bounds = iota(ptr, n_clouds + 1) * self.n_points
             graph = radius_graph(
                 points,
                 self.r,

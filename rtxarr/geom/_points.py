@@ -12,6 +12,7 @@ from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import is_half, isdtype
 from rtxarr.geom._graph import Graph, _index_dtype, plain
 from rtxarr.geom._sampling import _integer, like, on_host
+from rtxarr.geom._subgraph import iota
 from rtxarr.kernels import points
 from rtxarr.kernels.sampling import offsets_of
 
@@ -163,7 +164,7 @@ def radius(
     k = min(k, max(job.x.shape[0], 1))
     counts, squares, indices = job.nearest(k, float(r), limit)
     xp = job.xp
-    found = like(counts, np.arange(k))[None, :] < counts[:, None]
+    found = iota(counts, k)[None, :] < counts[:, None]
     return WithinRadius(offsets_of(xp, counts), indices[found], xp.sqrt(squares[found]))
 
 
@@ -193,7 +194,7 @@ def knn_graph(
     """
     found = knn(x, k, y=y, ptr=ptr, y_ptr=y_ptr, loops=loops)
     n = found.indices.shape[0]
-    indptr = like(found.indices, np.arange(n + 1) * k)
+    indptr = iota(found.indices, n + 1) * k
     xp = _device.namespace(found.indices)
     indices, distances = (xp.reshape(values, (-1,)) for values in found)
     return _graph(indptr, indices, distances, x.shape[0])
@@ -357,7 +358,7 @@ def checked_ptr(name: str, ptr: Any, x: Any) -> Any:
 def cloud_of(ptr: Any, x: Any) -> Any:
     """Return the cloud of each point."""
     xp = _device.namespace(ptr)
-    found = xp.searchsorted(ptr, like(x, np.arange(x.shape[0])), side="right") - 1
+    found = xp.searchsorted(ptr, iota(x, x.shape[0]), side="right") - 1
     return xp.astype(found, xp.int64, copy=False)
 
 
@@ -472,7 +473,7 @@ def voxel_grid(x: Any, size: float, *, ptr: Any = None) -> Voxels:
     found = xp.unique_inverse(key)
     ids = xp.astype(xp.reshape(found.inverse_indices, (-1,)), xp.int64, copy=False)
     clouds = found.values // math.prod(spans)
-    bounds = xp.searchsorted(clouds, like(x, np.arange(ptr.shape[0])))
+    bounds = xp.searchsorted(clouds, iota(x, ptr.shape[0]))
     return Voxels(ids, xp.astype(bounds, xp.int64, copy=False))
 
 

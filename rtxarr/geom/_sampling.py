@@ -12,6 +12,7 @@ from rtxarr import _device
 from rtxarr._checks import check_range
 from rtxarr.dtypes import isdtype
 from rtxarr.geom._graph import Graph, plain
+from rtxarr.geom._subgraph import iota
 from rtxarr.kernels import philox, sampling
 
 __all__ = ["LaborSampler", "NeighborSampler", "Sample"]
@@ -298,10 +299,10 @@ def induced(graph: Graph, nodes: Any) -> tuple[Graph, Any]:
     local, reached, _ = sampling.renumber(nodes, ptr, src, edge_ptr, graph.n_src)
     # Where each node first comes, by numbering the nodes themselves.
     own = sampling.renumber(nodes, ptr, nodes, like(nodes, np.array([0, n])), graph.n_src)[0]
-    is_first = own == like(nodes, np.arange(n))
-    rows = xp.searchsorted(offsets, like(nodes, np.arange(edges.shape[0])), side="right") - 1
+    is_first = own == iota(nodes, n)
+    rows = xp.searchsorted(offsets, iota(nodes, edges.shape[0]), side="right") - 1
     inside = (local < n) & xp.take(is_first, rows)
-    counts = xp.searchsorted(rows[inside], like(nodes, np.arange(n + 1)))
+    counts = xp.searchsorted(rows[inside], iota(nodes, n + 1))
     indptr = xp.astype(counts, xp.int64, copy=False)
     return (
         Graph._made(indptr, xp.astype(local[inside], xp.int32, copy=False), n, None),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from rtxarr import _device
 from rtxarr.autograd._tape import raw
 from rtxarr.geom._graph import Graph, plain
-from rtxarr.geom._sampling import TEMPORAL, _fanout, _integer, check_nodes, like, stream_of
+from rtxarr.geom._sampling import TEMPORAL, _fanout, _integer, check_nodes, stream_of
+from rtxarr.geom._subgraph import iota
 from rtxarr.geom._walks import _require_square
 from rtxarr.kernels import sampling
 
@@ -131,8 +130,8 @@ class TemporalSampler:
         ranks = xp.astype(xp.searchsorted(self._moments, times, side=side), xp.int64)
         n = seeds.shape[0]
         # Nodes are kept seed by seed; place is where each is among all, the seeds first.
-        nodes, ptr = seeds, like(seeds, np.arange(n + 1))
-        owners = place = like(seeds, np.arange(n))
+        nodes, ptr = seeds, iota(seeds, n + 1)
+        owners = place = iota(seeds, n)
         graphs, edge_ids = [], []
         for hop, fanout in enumerate(self.fanout):
             key, stream = stream_of(self.seed, TEMPORAL, epoch, hop)
@@ -148,11 +147,11 @@ class TemporalSampler:
             rows = _owners(xp, offsets, edges.shape[0])
             begun, count = nodes.shape[0], reached.shape[0]
             owners_after = _owners(xp, ends, count)
-            within = like(nodes, np.arange(count)) - xp.take(ends, owners_after)
+            within = iota(nodes, count) - xp.take(ends, owners_after)
             sizes = xp.take(ptr[1:] - ptr[:-1], owners_after)
             old = within < sizes
             # Of what a seed reached anew, so many come before: all but those begun with.
-            fresh = begun + like(nodes, np.arange(count)) - xp.take(ptr[1:], owners_after)
+            fresh = begun + iota(nodes, count) - xp.take(ptr[1:], owners_after)
             kept = xp.where(old, xp.take(ptr, owners_after) + within, 0)
             after = xp.where(old, xp.take(place, kept) if begun else fresh, fresh)
             start = xp.take(ends, xp.take(owners, rows))
@@ -175,5 +174,5 @@ class TemporalSampler:
 
 def _owners(xp, offsets, n):
     """Give the row of each of ``n`` entries."""
-    found = xp.searchsorted(offsets, like(offsets, np.arange(n)), side="right") - 1
+    found = xp.searchsorted(offsets, iota(offsets, n), side="right") - 1
     return xp.astype(found, xp.int64, copy=False)
