@@ -301,3 +301,20 @@ def test_refuses_seeds_and_graphs():
         geom.NeighborSampler(
             geom.Graph.from_edges(np.array([0]), np.array([0]), n_src=1, n_dst=2), [1]
         )
+
+
+@pytest.mark.parametrize("directional", [True, False])
+def test_layers_on_whole_neighbourhoods_give_what_the_whole_graph_gives(directional):
+    graph = random_graph()
+    x = np.random.default_rng(5).normal(size=(40, 4))
+    layers = [geom.SAGEConv(4, 3, dtype="float64"), geom.SAGEConv(3, 2, dtype="float64")]
+    want = x
+    for layer in layers:
+        want = layer(graph, want)
+    seeds = np.array([1, 12, 39])
+    sampler = geom.NeighborSampler(graph, [-1, -1], directional=directional)
+    sample = sampler(seeds)
+    got = x[sample.nodes]
+    for layer, block in zip(layers, sample.graphs, strict=True):
+        got = layer(block, got)
+    assert_close(got.data[:3], want.data[seeds])
