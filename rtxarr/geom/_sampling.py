@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,14 +107,21 @@ class _HopSampler:
         """
         seeds = self._seeds(seeds)
         size = _integer("batch_size", batch_size, 1, 2**63)
-        n, samples = seeds.shape[0], []
-        # All at once on a GPU; on the CPU no more than its caches hold.
+        n = seeds.shape[0]
+        # All at once on a GPU; on the CPU no more than its caches hold, in threads.
         step = n if _device.is_device_array(seeds) else max(1, _AT_ONCE // size) * size
-        for begin in range(0, n, step or 1):
-            part = seeds[begin : begin + step]
+        parts = [seeds[begin : begin + step] for begin in range(0, n, step or 1)]
+
+        def sample(part):
             ptr = [*range(0, part.shape[0], size), part.shape[0]]
-            samples += self._sample(part, ptr, epoch)
-        return samples
+            return self._sample(part, ptr, epoch)
+
+        if len(parts) < 2:
+            found = map(sample, parts)
+        else:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                found = pool.map(sample, parts)
+        return [one for samples in found for one in samples]
 
     def _seeds(self, seeds):
         return check_nodes("seeds", seeds, self.graph)

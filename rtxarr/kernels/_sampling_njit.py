@@ -1,13 +1,15 @@
-"""numba's CPU code of the samplers; compiled code is kept on disk."""
+"""numba's CPU code of the samplers; it runs without Python's lock, and is kept on disk."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from rtxarr.kernels._philox_njit import _compiled, _core, _div
+from rtxarr._device import njit
+from rtxarr.kernels._philox_njit import _core, _div
 from rtxarr.kernels._sampling_core import build
 
-_sampling = build(_compiled, _core, _div)
+_compiled = njit(cache=True, error_model="numpy", nogil=True)
+_sampling = build(njit(error_model="numpy", nogil=True), _core, _div)
 _subset, _first_arrivals, _positive = (
     _sampling.subset,
     _sampling.first_arrivals,
