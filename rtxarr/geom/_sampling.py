@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -116,6 +116,7 @@ class _HopSampler:
             ptr = [*range(0, part.shape[0], size), part.shape[0]]
             return self._sample(part, ptr, epoch)
 
+        found: Iterable[list[Sample]]
         if len(parts) < 2:
             found = map(sample, parts)
         else:
