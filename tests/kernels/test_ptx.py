@@ -1,6 +1,7 @@
 """Every kernel compiles to machine code with no GPU: no calls, no spills, no stray float64."""
 
 import importlib.util
+import itertools
 import pkgutil
 import re
 
@@ -407,7 +408,9 @@ def parameter_types(signature):
 @pytest.mark.parametrize("cc", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 @pytest.mark.parametrize("module", CASES)
 def test_kernels_compile_and_assemble(module, cc):
-    for title, kernel, signature in CASES[module]():
+    # Variants of a kernel differ little between devices: all on one, some on the others.
+    every = 1 if cc == (9, 0) else 5
+    for title, kernel, signature in itertools.islice(CASES[module](), 0, None, every):
         entry, ptx = _compile.compile_ptx(kernel, signature, cc)
         header = ptx[ptx.index(f".entry {entry}(") :].split(")", 1)[0]
         assert re.findall(r"\.param \.(\w+)", header) == parameter_types(signature), title
