@@ -20,12 +20,15 @@ class CoraRecipe(Recipe):
     """Tells the topics of papers, with a model called as ``model(graph, words, pattern)``.
 
     ``words`` are the values, at the places of ``pattern``, of the sparse matrix that has a row for
-    each paper: each of its words gets the same share.
+    each paper: each of its words gets the same share. ``read`` gives another citation graph in a
+    subclass.
     """
+
+    read = staticmethod(load_cora)
 
     def load(self):
         """Read the data onto the current device."""
-        self.cora = cora = load_cora()
+        self.cora = cora = self.read()
         self.graph = geom.Graph.from_edges(*cora.edge_index, n_nodes=cora.n_nodes)
         self.pattern = rx.SparsityPattern(cora.x_indptr, cora.x_indices, cora.x_shape)
         n_words = rx.segment_sum(cora.x_data, cora.x_indptr)

@@ -71,10 +71,11 @@ class Recipe(Base):
     name = "gin-mutag"
     files = ("compounds.png",)
     Config = GINConfig
+    read = staticmethod(geom.load_mutag)
 
     def __init__(self, config, *, seed):
         self.config, self.seed = config, seed
-        self.mutag = mutag = geom.load_mutag()
+        self.mutag = mutag = self.read()
         self.model = nn.Module()
         self.model.networks = [GIN(mutag.n_tags, mutag.n_classes, config) for _ in mutag.folds]
         self.optimizer = optim.Adam(self.model.parameters(), lr=config.lr)
