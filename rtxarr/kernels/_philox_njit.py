@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -11,51 +10,50 @@ from rtxarr._device import njit
 from rtxarr.kernels._philox_core import Arithmetic, build, kinds
 
 _compiled = njit(cache=True, error_model="numpy")
+_part = njit(error_model="numpy")  # of compiled code, which keeps it
 
 
-@_compiled
+@_part
 def _mul(a, b):
     return a * b
 
 
-@_compiled
+@_part
 def _add(a, b):
     return a + b
 
 
-@_compiled
+@_part
 def _div(a, b):
     return a / b
 
 
-@_compiled
+@_part
 def _sqrt(a):
     return math.sqrt(a)
 
 
-@_compiled
+@_part
 def _frexp(a):
     return math.frexp(a)
 
 
-@_compiled
+@_part
 def _select(condition, x, y):
     return x if condition else y
 
 
 # Without fastmath numba's CPU code never contracts, so plain operators round as written.
 _ARITHMETIC = Arithmetic(_mul, _add, _div, _sqrt, _frexp, _select, _mul, _add)
-_core = build(_compiled, _ARITHMETIC)
-_kinds = kinds(_compiled, _ARITHMETIC, _core)
+_core = build(_part, _ARITHMETIC)
+_kinds = kinds(_part, _ARITHMETIC, _core)
 
 
-@functools.cache
-def loop(kind: str):
+def _loop(kind):
     """Return ``fill(first_block, out, stream, key, p0, ..., p5)``, for whole blocks."""
     value = _kinds[kind]
     philox = _core.philox
 
-    @_compiled
     def words32(first, out, stream, key, p0, p1, p2, p3, p4, p5):
         """Fill whole blocks; ``out`` holds four values of each."""
         for b in range(out.size // 4):
@@ -65,7 +63,6 @@ def loop(kind: str):
             out[4 * b + 2] = value(w2, stream, key, p0, p1, p2, p3, p4, p5)
             out[4 * b + 3] = value(w3, stream, key, p0, p1, p2, p3, p4, p5)
 
-    @_compiled
     def words64(first, out, stream, key, p0, p1, p2, p3, p4, p5):
         """Fill whole blocks; ``out`` holds two values of each."""
         for b in range(out.size // 2):
@@ -74,4 +71,67 @@ def loop(kind: str):
             out[2 * b] = value(low, stream, key, p0, p1, p2, p3, p4, p5)
             out[2 * b + 1] = value(high, stream, key, p0, p1, p2, p3, p4, p5)
 
-    return words64 if kind.endswith("64") else words32
+    function = words64 if kind.endswith("64") else words32
+    # Code that numba kept calls functions by names: those of each kind need one of their own.
+    function.__qualname__ = f"{kind}.{function.__qualname__}"
+    return _part(function)
+
+
+_word32, _below32 = _loop("word32"), _loop("below32")
+_uniform32, _uniform64 = _loop("uniform32"), _loop("uniform64")
+_normal32, _normal64 = _loop("normal32"), _loop("normal64")
+_exponential32, _exponential64 = _loop("exponential32"), _loop("exponential64")
+_signed64, _unsigned64 = _loop("signed64"), _loop("unsigned64")
+
+# Numba finds the compiled code of a module's functions again, but not of such as others made, so
+# there is one for each kind. It does not see a change of ``_philox_core``: touch this file too.
+
+
+@_compiled
+def word32(*arguments):
+    _word32(*arguments)
+
+
+@_compiled
+def below32(*arguments):
+    _below32(*arguments)
+
+
+@_compiled
+def uniform32(*arguments):
+    _uniform32(*arguments)
+
+
+@_compiled
+def uniform64(*arguments):
+    _uniform64(*arguments)
+
+
+@_compiled
+def normal32(*arguments):
+    _normal32(*arguments)
+
+
+@_compiled
+def normal64(*arguments):
+    _normal64(*arguments)
+
+
+@_compiled
+def exponential32(*arguments):
+    _exponential32(*arguments)
+
+
+@_compiled
+def exponential64(*arguments):
+    _exponential64(*arguments)
+
+
+@_compiled
+def signed64(*arguments):
+    _signed64(*arguments)
+
+
+@_compiled
+def unsigned64(*arguments):
+    _unsigned64(*arguments)

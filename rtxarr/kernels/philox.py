@@ -208,11 +208,11 @@ def _narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _fill_compiled(kind, n, dtype, params, key, stream, offset):
-    from rtxarr.kernels._philox_njit import loop
+    from rtxarr.kernels import _philox_njit
 
     per_block = 4 // words_per_value(kind)
     n_blocks = _n_blocks(kind, n, offset)
     out = np.empty(n_blocks * per_block, dtype=np.float32 if is_half(dtype) else dtype)
-    loop(kind)(_U(offset // 4), out, stream, key, *params)
+    getattr(_philox_njit, kind)(_U(offset // 4), out, stream, key, *params)
     start = offset % 4 // words_per_value(kind)
     return out[start : start + n].astype(dtype, copy=False)

@@ -1,5 +1,9 @@
 """Philox against Random123's published vectors; the transforms against SciPy."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from scipy import special
@@ -117,3 +121,23 @@ def test_children_differ_from_parent_and_each_other():
     assert len({(int(k), int(s)) for k, s in children}) == 1000
     own = {int(w) for w in philox.stream_words(0, 4000, key=key, stream=stream)}
     assert not own & {int(k) & 0xFFFFFFFF for k, _ in children}
+
+
+def test_compiled_code_is_found_by_the_next_process(tmp_path):
+    script = (
+        "import rtxarr as rx\n"
+        "x = rx.random.Generator(3).normal((70_000,), device='cpu')\n"
+        "from rtxarr.kernels._philox_njit import normal64\n"
+        "hits, misses = normal64.stats.cache_hits, normal64.stats.cache_misses\n"
+        "print(float(x[-1]), sum(hits.values()), sum(misses.values()))\n"
+    )
+    place = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", script], env=place, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    (first, *counts), (second, *again) = found
+    assert first == second
+    assert (counts, again) == (["0", "1"], ["1", "0"])
