@@ -9,6 +9,7 @@ GPU, and all of it can be captured.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import attrgetter
@@ -138,6 +139,7 @@ def upload(
 
 
 _uploaded: dict[tuple, tuple[Any, np.ndarray]] = {}
+_uploading = threading.Lock()
 
 
 def _blocks(sizes: tuple[int, ...]) -> tuple[Any, np.ndarray]:
@@ -153,13 +155,14 @@ def _blocks(sizes: tuple[int, ...]) -> tuple[Any, np.ndarray]:
     host = np.repeat(np.arange(len(sizes)) << 32, counts) | chunks
     if recorder() is not None:  # no copy of the host's memory may be recorded
         return from_host(lambda: host), lengths
-    if len(_uploaded) >= 256:
-        _uploaded.pop(next(iter(_uploaded)))
     out = host
     if not _device._SIMULATING:
         out = _device.cupy.asarray(host)
         _device.cupy.cuda.get_current_stream().synchronize()  # once; other streams will read it too
-    _uploaded[key] = out, lengths
+    with _uploading:
+        if len(_uploaded) >= 256:
+            del _uploaded[next(iter(_uploaded))]
+        _uploaded[key] = out, lengths
     return out, lengths
 
 

@@ -1,5 +1,8 @@
 """Steps, norms and averages of many arrays in one launch, against the same one by one."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -488,3 +491,24 @@ def test_words_fit_a_quick_copy():
     n_addresses, n_sizes, n_places, n_exact = 2 + 3, 1, 1, 4
     n_words = n_addresses + n_sizes + n_places + n_exact + max(optimizers.N_NUMBERS.values())
     assert multi_tensor.MOST * 8 * n_words <= 1 << 16
+
+
+def test_threads_share_what_was_uploaded(monkeypatch):
+    monkeypatch.setattr(_device, "_SIMULATING", True)
+    uploaded = {(i,): None for i in range(255)}
+    monkeypatch.setattr(multi_tensor, "_uploaded", uploaded)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def work(number):
+        for i in range(1500):
+            blocks, lengths = multi_tensor._blocks((i + 1, number + 1))
+            assert blocks.tolist() == [0, 1 << 32]
+            assert lengths.tolist() == [i + 1, number + 1]
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(uploaded) == 256
