@@ -366,6 +366,8 @@ def _device_peak(place: Device) -> Any:
         def start(self):
             self.name = f"rtxarr.memory.peak {id(self)}"  # two of one name cannot be nested
             self.used = self.highest = memory_stats(place)["used"]
+            self.own: set[int] = set()  # addresses of what came in the block
+            self.held: list[int] = []
             self.__enter__()
             return self.used
 
@@ -377,11 +379,21 @@ def _device_peak(place: Device) -> Any:
 
         def malloc_postprocess(self, **kwargs):
             if kwargs["device_id"] == place.index and kwargs["mem_ptr"]:
+                self.own.add(kwargs["mem_ptr"])
                 self.used += kwargs["mem_size"]
                 self.highest = max(self.highest, self.used)
 
+        def free_preprocess(self, **kwargs):
+            if kwargs["device_id"] == place.index and kwargs["mem_ptr"] not in self.own:
+                self.held.append(memory_stats(place)["used"])
+
         def free_postprocess(self, **kwargs):
-            if kwargs["device_id"] == place.index:
+            if kwargs["device_id"] != place.index:
+                return
+            if kwargs["mem_ptr"] in self.own:
+                self.own.remove(kwargs["mem_ptr"])
                 self.used -= kwargs["mem_size"]
+            else:  # what was there before is in ``used`` only if the default pool gave it
+                self.used -= self.held.pop() - memory_stats(place)["used"]
 
     return Meter()
