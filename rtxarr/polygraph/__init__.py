@@ -1,0 +1,1 @@
+"""polygraph: one IR that fuses array code into kernels."""
