@@ -25,7 +25,6 @@ from rtxarr.autograd._capture_arguments import (
     device_arrays,
     is_copied,
     kind,
-    modules_of,
     on_device,
     place_of,
     require_hashable,
@@ -33,6 +32,7 @@ from rtxarr.autograd._capture_arguments import (
 )
 from rtxarr.autograd._capture_check import Watch
 from rtxarr.autograd._capture_errors import CaptureError, explained, name_of
+from rtxarr.autograd._capture_places import Places, modules_of
 from rtxarr.autograd._mode import PROFILED, is_recording, profiles, state
 from rtxarr.autograd._tape import Leaf, Tensor, make_tensor
 from rtxarr.autograd._tree import flatten, unflatten
@@ -77,8 +77,8 @@ def capture(step: Callable | None = None, *, max_graphs: int = 16, copy: bool = 
     does not run in a replay: lists it appends to, counters and prints stand still.
 
     Arrays that the step finds elsewhere than in its arguments, such as parameters, are used
-    where they are: change them in place (``p.assign(...)``, ``x[...] = ...``), in the step and
-    outside. Arguments are copied to where the graph reads them, but for those that are the very
+    where they are: change them in place (``p.assign(...)``, ``x[...] = ...``) in the step; one
+    that was replaced between two calls makes the step be recorded anew. Arguments are copied to where the graph reads them, but for those that are the very
     array of the call before: these are read where they are, so refill one array to spare copies.
     A step must not write into its arguments. After a call ``p.grad`` is the gradient of that call.
 
@@ -278,6 +278,7 @@ class Captured:
         own.wait_event(cupy.cuda.get_current_stream().record())
         args, kwargs = unflatten(structure, graph.arguments(leaves))
         before = {i: x.data for i, x in case.tensors.items()}
+        places = Places(self._step, leaves)
         watch, seen = Watch(own), Witness()
         with (
             own,
@@ -299,11 +300,12 @@ class Captured:
                 raise explained(error, self._step) from error
         try:
             graph.set_state(case.tensors, before, seen)
-            watch.check(found, graph.recorder)
+            uses = watch.check(found, graph.recorder)
+            places.keep(map(uses, places.arrays))
         except RuntimeError as error:
             _undo(graph, seen)
             raise CaptureError(f"{name_of(self._step)}: {error}") from None
-        graph.graph = found
+        graph.graph, graph.places = found, places
         case.graph = graph
         case.arrays = [None] * len(leaves)
         case.tensors = graph.tensors()
@@ -343,6 +345,7 @@ class _Graph:
     def __init__(self, leaves, bound, copy):
         cupy = _device.cupy
         self.graph: Any = None
+        self.places: Any = None
         self.pool = cupy.cuda.MemoryPool()
         self.recorder = Recorder()
         self._copy = copy
@@ -394,11 +397,11 @@ class _Graph:
         return {id(x): x for x, _, _ in self._state}
 
     def is_current(self):
-        """Tell whether parameters are the arrays that they were, and as trainable."""
+        """Tell whether what it uses is where it was, and parameters are as trainable."""
         for x, data, frozen in self._state:
             if x.data is not data or (x.node is None) is not frozen:
                 return False
-        return True
+        return self.places.are_unchanged()
 
     def still_bound(self, leaves):
         """Give the places of the bound arguments that are where they were."""

@@ -1,7 +1,5 @@
 """Arguments of captured steps: which are copied, and which are part of what is recorded."""
 
-import functools
-import types
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ __all__ = [
     "device_arrays",
     "is_copied",
     "kind",
-    "modules_of",
     "on_device",
     "place_of",
     "require_hashable",
@@ -124,54 +121,3 @@ def untracked(tree: Any) -> Any:
     """Give results without their graph, whose memory goes back."""
     leaves, structure = flatten(tree)
     return unflatten(structure, [x.detach() if isinstance(x, Tensor) else x for x in leaves])
-
-
-# -------------------------------------------------------------------------------------- modules
-
-
-def modules_of(step: Any, leaves: list) -> dict[int, tuple[Any, bool]]:
-    """Find the modules that a step can see and whether they train, which changes what it does.
-
-    Those that only turn up when it runs are seen by a witness.
-    """
-    found: dict[int, tuple[Any, bool]] = {}
-    seen: set[int] = set()
-    todo = [(step, 2), *((x, 1) for x in leaves)]
-    while todo:
-        x, depth = todo.pop()
-        if id(x) in seen or isinstance(x, (str, bytes, int, float, type, types.ModuleType)):
-            continue
-        seen.add(id(x))
-        cls = type(x)
-        if isinstance(getattr(cls, "training", None), bool) and hasattr(cls, "modules"):
-            found.update((id(module), (module, module.training)) for module in x.modules())
-        elif isinstance(x, (list, tuple, set)):
-            todo += [(y, depth) for y in x]
-        elif isinstance(x, dict):
-            todo += [(y, depth) for y in x.values()]
-        else:
-            todo += [(y, depth - 1) for y in _parts(x, depth)]
-    return found
-
-
-def _parts(x, depth):
-    """Give what a function closes over and names, what a method belongs to, or an object holds."""
-    if isinstance(x, functools.partial):
-        return [x.func, *x.args, *x.keywords.values()]
-    if isinstance(x, types.MethodType):
-        return [x.__self__, *_parts(x.__func__, depth)]
-    if isinstance(x, types.FunctionType):
-        cells = [cell.cell_contents for cell in x.__closure__ or () if _filled(cell)]
-        known = x.__globals__
-        named = [known[name] for name in x.__code__.co_names if name in known] if depth else []
-        return [*cells, *named, *(x.__defaults__ or ())]
-    if depth and not _device.is_array(x):
-        return list(getattr(x, "__dict__", {}).values())
-    return []
-
-
-def _filled(cell):
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

@@ -6,7 +6,7 @@ that is seen here.
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -66,19 +66,34 @@ class Watch:
         error, _, count = driver.cuGraphGetNodes(found[2], 0)
         return count if error == driver.CUresult.CUDA_SUCCESS else _ALL
 
-    def check(self, graph: Any, recorder: Any) -> None:
-        """Raise RuntimeError when a graph (CuPy's) uses memory that was given back.
+    def check(self, graph: Any, recorder: Any) -> Callable[[Any], bool]:
+        """Give what tells whether a graph (CuPy's) uses the memory of an array.
 
         Tables of addresses that its kernels read are in the memory of ``recorder``.
+
+        Raises
+        ------
+        RuntimeError
+            When it uses memory that was given back.
         """
+        used: list[tuple[int | None, Any]] = [(None, words) for words in recorder.words()]
+        used += enumerate(_addresses(graph.graph))
+        self._refuse_freed(used)
+        known = np.unique(np.concatenate([words for _, words in used])) if used else np.empty(0)
+
+        def uses(array: Any) -> bool:
+            first, last = np.searchsorted(known, np.array(_extent(array), np.uint64))
+            return bool(first < last)
+
+        return uses
+
+    def _refuse_freed(self, used: list) -> None:
         freed = {start: found for start, found in self._freed.items() if found[1]}
         if not freed:
             return
         starts = np.array(sorted(freed), np.uint64)
         sizes, counts = np.array([freed[int(p)] for p in starts], np.uint64).T
         ends = starts + sizes
-        used: list[tuple[int | None, Any]] = [(None, words) for words in recorder.words()]
-        used += enumerate(_addresses(graph.graph))
         for place, words in used:
             index = np.searchsorted(starts, words, side="right") - 1
             hit = (index >= 0) & (words < ends[index])
@@ -92,6 +107,16 @@ class Watch:
                     "(x[...] = ..., p.assign(...)) instead of replacing them, or pass them as "
                     "arguments; clear gradients at the step's beginning"
                 )
+
+
+def _extent(array: Any) -> tuple[int, int]:
+    """Return where the memory that an array looks at begins and ends."""
+    spans = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    if array.size == 0:
+        spans = []
+    begin = array.data.ptr + sum(min(span, 0) for span in spans)
+    end = array.data.ptr + sum(max(span, 0) for span in spans)
+    return begin, end + array.itemsize
 
 
 def _call(function: Any, *args: Any) -> Any:

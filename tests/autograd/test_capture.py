@@ -13,7 +13,13 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import _replay, nn, optim
-from rtxarr.autograd import Captured, CaptureError, _capture_arguments, _capture_errors
+from rtxarr.autograd import (
+    Captured,
+    CaptureError,
+    _capture_arguments,
+    _capture_errors,
+    _capture_places,
+)
 from rtxarr.random import Generator
 
 # ---------------------------------------------------------------------------------- on the CPU
@@ -105,7 +111,7 @@ def test_modules_that_a_step_can_see():
             return self.model
 
     def seen(step, *leaves):
-        return set(_capture_arguments.modules_of(step, leaves))
+        return set(_capture_places.modules_of(step, leaves))
 
     assert seen(with_closure) == {id(inner)}
     assert seen(with_global) == {id(MODEL)}
@@ -433,6 +439,33 @@ def test_gpu_replaced_arrays_are_refused(cupy):
 
     run = rx.capture(right)
     assert [float(run(x)) for _ in range(4)] == [1000, 1500, 1750, 1875]
+
+
+@gpu
+def test_gpu_replaced_arrays_in_containers_are_noticed(cupy):
+    layer = nn.Linear(3, 3)
+    layer.extra = {"bias": cupy.ones(3, "float32"), "unused": cupy.ones(3, "float32")}
+    run = rx.capture(lambda x: layer(x) * 0 + layer.extra["bias"])
+    x = cupy.ones((2, 3), "float32")
+    assert [float(run(x).data[0, 0]) for _ in range(3)] == [1, 1, 1]
+    layer.extra["bias"] = cupy.full(3, 5, "float32")
+    assert [float(run(x).data[0, 0]) for _ in range(3)] == [5, 5, 5]
+    assert run.n_captures == 2
+    layer.extra["unused"] = cupy.ones(3, "float32")
+    run(x)
+    assert run.n_captures == 2
+
+    state, old = {"sum": cupy.zeros(1000)}, []
+
+    def step(x):
+        old.append(state["sum"])
+        state["sum"] = state["sum"] * 0.5 + x
+        return state["sum"].sum()
+
+    run = rx.capture(step)
+    run(cupy.ones(1000))
+    with pytest.raises(CaptureError, match="another array in place of one that it uses"):
+        run(cupy.ones(1000))
 
 
 @gpu

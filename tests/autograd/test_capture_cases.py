@@ -11,7 +11,7 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import _device, _replay, nn, optim
-from rtxarr.autograd import CaptureError, _capture
+from rtxarr.autograd import CaptureError, _capture, _capture_places
 from rtxarr.autograd._mode import state, witnesses
 
 
@@ -72,12 +72,16 @@ def fake(monkeypatch):
     monkeypatch.setattr(_capture.blas, "use_workspace", lambda buffer: contextlib.nullcontext())
     monkeypatch.setattr(_capture._Graph, "take", lambda self, leaves, stream: True)
 
+    unused = set()  # ids of arrays that the graph does not use
+
     class NoWatch(contextlib.nullcontext):
         def check(self, graph, recorder):
-            pass
+            return lambda array: id(array) not in unused
 
     monkeypatch.setattr(_capture, "Watch", lambda stream: NoWatch())
     monkeypatch.setattr(_replay, "_Block", lambda n: types.SimpleNamespace(used=0))
+    cupy.unused = unused
+    monkeypatch.setattr(_capture_places, "is_device_array", lambda x: isinstance(x, np.ndarray))
     yield cupy
     assert not witnesses
     assert state.witness is None
@@ -165,6 +169,7 @@ def test_parameters_that_only_an_optimizer_takes_are_seen_too(fake):
     weight.grad = np.ones(3, np.float32)
     run = rx.capture(lambda: optimizer.step())
     assert calls(run, 3) == 1
+    fake.unused.add(id(weight.data))  # which the optimizer still holds then
     weight.data = np.ones(3, np.float32)
     assert calls(run, 3) == 1
 
@@ -180,6 +185,91 @@ def test_a_step_must_not_replace_arrays_of_parameters(fake):
     run(X)
     with pytest.raises(CaptureError, match=r"gives a Parameter of shape \(2, 3\) another array"):
         run(X)
+
+
+class Recipe:
+    """Keeps arrays in all the ways there are; ``step`` uses them."""
+
+    def __init__(self):
+        self.table = np.ones(3, np.float32)
+        self.cache = {"rows": [np.ones(3, np.float32), (np.ones(3, np.float32),)]}
+        self.scale = rx.Tensor(np.ones(3, np.float32))
+        self.model = make_layer()
+        self.model.extra = {"bias": np.ones(2, np.float32)}
+        self.name = "recipe"
+
+    def step(self, x):
+        return self.model(x * self.scale + self.table)
+
+
+def put(holder, key):
+    holder[key] = np.zeros(3, np.float32)
+
+
+CHANGES = {
+    "attribute": lambda r: put(vars(r), "table"),
+    "list in a dict": lambda r: put(r.cache["rows"], 0),
+    "a whole dict": lambda r: setattr(r, "cache", {"rows": []}),
+    "a shorter list": lambda r: r.cache["rows"].clear(),
+    "tuple in a list": lambda r: r.cache["rows"].__setitem__(1, (np.ones(3, np.float32),)),
+    "tensor": lambda r: setattr(r, "scale", rx.Tensor(np.ones(3, np.float32))),
+    "data of a tensor": lambda r: setattr(r.scale, "data", np.ones(3, np.float32)),
+    "dict on a module": lambda r: put(r.model.extra, "bias"),
+    "parameter": lambda r: setattr(r.model, "bias", nn.Parameter(np.ones(2, np.float32))),
+    "module": lambda r: setattr(r, "model", make_layer()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_arrays_that_were_replaced_are_recorded_anew(fake, change):
+    recipe = Recipe()
+    run = rx.capture(recipe.step)
+    assert calls(run, 4, X) == 1
+    recipe.table[...] = 3  # in place
+    recipe.name = "other"
+    recipe.table = recipe.table[:]  # another object, the same memory
+    assert calls(run, 2, X) == 0
+    change(recipe)
+    assert calls(run, 3, X) == 1
+
+
+def test_arrays_of_closures_and_globals_that_were_replaced(fake):
+    kept = np.ones(3, np.float32)
+    run = rx.capture(lambda x: x * kept + TABLE)
+    assert calls(run, 3, X) == 1
+    kept = np.ones(3, np.float32)
+    assert calls(run, 3, X) == 1
+    globals()["TABLE"] = np.ones(3, np.float32)
+    assert calls(run, 3, X) == 1
+
+
+TABLE = np.zeros(3, np.float32)
+
+
+def test_a_step_must_not_replace_arrays_that_it_uses(fake):
+    state, old = {"sum": np.zeros(3, np.float32)}, []
+
+    def step(x):
+        old.append(state["sum"])  # so its memory is not given back
+        state["sum"] = state["sum"] * 0.5 + x
+
+    run = rx.capture(step)
+    run(X)
+    fake.unused.add(id(old[0]))
+    with pytest.raises(CaptureError, match=r"another array in place of one .* shape \(2, 3\)"):
+        run(X)
+
+
+def test_a_step_may_leave_its_results_in_a_dict(fake):
+    last = {}
+
+    def step(x):
+        last["loss"] = x * 2
+
+    run = rx.capture(step)
+    run(X)
+    fake.unused.add(id(last["loss"]))
+    assert calls(run, 3, X) == 1
 
 
 def test_modes_of_modules_are_told_apart_for_each_that_is_called(fake):
