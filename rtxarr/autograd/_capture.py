@@ -78,9 +78,10 @@ def capture(step: Callable | None = None, *, max_graphs: int = 16, copy: bool = 
 
     Arrays that the step finds elsewhere than in its arguments, such as parameters, are used
     where they are: change them in place (``p.assign(...)``, ``x[...] = ...``) in the step; one
-    that was replaced between two calls makes the step be recorded anew. Arguments are copied to where the graph reads them, but for those that are the very
-    array of the call before: these are read where they are, so refill one array to spare copies.
-    A step must not write into its arguments. After a call ``p.grad`` is the gradient of that call.
+    that was replaced between two calls makes the step be recorded anew. Arguments are copied to
+    where the graph reads them, but for those that are the very array of the call before: these
+    are read where they are, so refill one array to spare copies. A step must not write into its
+    arguments. After a call ``p.grad`` is the gradient of that call.
 
     Examples
     --------

@@ -167,8 +167,9 @@ class Places:
         for number, data in changed.items():
             if number not in there:
                 raise RuntimeError(
-                    f"the step puts another array in place of one that it uses, of shape "
-                    f"{tuple(data.shape)}, which a replay does not; change it in place: x[...] = ..."
+                    "the step puts another array in place of one that it uses, of shape "
+                    f"{tuple(data.shape)}, which a replay does not: change it in place, "
+                    "x[...] = ..."
                 )
         self._watched = list(watched.values())
         self._found = []
