@@ -15,6 +15,7 @@ a kernel must not load what another thread of the same launch writes.
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import NamedTuple
 
 import ml_dtypes
@@ -95,8 +96,64 @@ def by_address(dtype: np.dtype, width: int) -> ByAddress:
     return ByAddress(np.dtype(dtype).itemsize, _load_at(name, width), _store_at(name, width))
 
 
+class ByOffset(NamedTuple):
+    """How a kernel reads and writes ``width`` neighbours of a 1-D C-contiguous array.
+
+    Attributes
+    ----------
+    load : device function
+        ``load(array, offset)`` gives ``width`` numbers, those of half types as float32, as a
+        tuple. The offset is a multiple of ``width``, and the array begins at one of 16 bytes.
+    store : device function
+        ``store(array, offset, values)`` rounds them to the array's type.
+    """
+
+    load: object
+    store: object
+
+
+@functools.cache
+def by_offset(dtype: np.dtype, width: int) -> ByOffset:
+    """Return how to read and write ``width`` neighbours of ``dtype``, a power of two."""
+    if _SIMULATING:
+        return ByOffset(*_simulated(np.dtype(dtype).name, width))
+    _, load_at, store_at = by_address(dtype, width)
+
+    @cuda.jit(device=True)
+    def load(array, offset):
+        return load_at(_address_of(array, offset))
+
+    @cuda.jit(device=True)
+    def store(array, offset, values):
+        store_at(_address_of(array, offset), values)
+
+    return ByOffset(load, store)
+
+
 if _SIMULATING:
     # The simulator runs Python on NumPy scalars; these do what the PTX below does.
+
+    def _simulated(name, width):
+        if name in ("float16", "bfloat16"):
+            kind = np.dtype(getattr(ml_dtypes, name, name))
+            number, element = (lambda x: _number(x, kind)), (lambda x: _bits(x, kind))
+        else:
+            number = element = np.dtype(name).type
+
+        def load(array, offset):
+            return tuple(number(array[i]) for i in _places(offset, width, width))
+
+        def store(array, offset, values):
+            for i, value in zip(_places(offset, width, width), values, strict=True):
+                array[i] = element(value)
+
+        return load, store
+
+    def maximum(a, b):
+        return np.maximum(a, b)
+
+    def minimum(a, b):
+        return np.minimum(a, b)
 
     def rounded_product(a, b):
         return a * b
@@ -197,6 +254,15 @@ else:
         data = context.make_array(array_type)(context, builder, array).data
         return builder.ptrtoint(builder.gep(data, [offset]), _I64)
 
+    @intrinsic
+    def _address_of(typingctx, array, offset):
+        """Give the address of ``array[offset]``."""
+
+        def codegen(context, builder, signature, args):
+            return _address(context, builder, signature.args[0], *args)
+
+        return types.int64(array, types.int64), codegen
+
     def _wide_load(n, text):
         """Return an intrinsic that gives ``n`` float32 from ``array[offset:offset + n]``."""
 
@@ -258,6 +324,29 @@ else:
         return multiply
 
     rounded_product = _rounded_product()
+
+    def _extremum(name, comparison):
+        @intrinsic
+        def choose(typingctx, a, b):
+            """Give the larger or smaller of two numbers; NaN wins."""
+
+            def codegen(context, builder, signature, args):
+                kind = context.get_value_type(signature.return_type)
+                if signature.return_type == types.float32:
+                    text = f"{name}.NaN.f32 $0, $1, $2;"
+                    function = ir.FunctionType(kind, [kind, kind])
+                    asm = ir.InlineAsm(function, text, "=f,f,f", side_effect=False)
+                    return builder.call(asm, args)
+                # There is no such instruction for float64.
+                first = builder.fcmp_unordered(comparison, *args)
+                first = builder.and_(first, builder.fcmp_ordered("ord", args[1], args[1]))
+                return builder.select(first, *args)
+
+            return a(a, a), codegen
+
+        return choose
+
+    maximum, minimum = _extremum("max", ">"), _extremum("min", "<")
 
     _PACK = {
         kind: ir.InlineAsm(
