@@ -1,0 +1,173 @@
+"""Kernels run as they are written, by NumPy on whole grids of counters: slow and plain.
+
+Code generators are tested against :func:`run`. It works in the order of a kernel's phases; a
+statement is one NumPy operation on values of shape (rows, cols), (rows, 1) or (1, 1).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rtxarr.polygraph import _index
+from rtxarr.polygraph._ir import MAPS
+
+_NUMPY_NAMES = {
+    "abs": "absolute",
+    "pow": "power",
+    "atan2": "arctan2",
+    "round": "rint",
+    "bitwise_invert": "invert",
+    "bitwise_left_shift": "left_shift",
+    "bitwise_right_shift": "right_shift",
+    **{name: "arc" + name[1:] for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
+}
+
+
+def _rsqrt(x):
+    return (1 / np.sqrt(x)).astype(x.dtype)
+
+
+def _sigmoid(x):
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, np.ones_like(x), small) / (1 + small)
+
+
+def _erf(x):
+    from scipy.special import erf
+
+    return erf(x).astype(x.dtype)
+
+
+_OTHERS = {"rsqrt": _rsqrt, "sigmoid": _sigmoid, "erf": _erf, "where": np.where}
+
+
+def map_function(op):
+    """Return the NumPy function of a map."""
+    return _OTHERS.get(op) or getattr(np, _NUMPY_NAMES.get(op, op))
+
+
+def memory(array):
+    """Return all memory that an array spans as one flat array, and where its first element is."""
+    if array.size == 0:
+        return np.empty(0, array.dtype), 0
+    extents = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+    low, high = sum(e for e in extents if e < 0), sum(e for e in extents if e > 0)
+    size = array.dtype.itemsize
+    lowest = tuple(
+        slice(n - 1, n) if s < 0 else slice(0, 1)
+        for n, s in zip(array.shape, array.strides, strict=True)
+    )
+    flat = np.lib.stride_tricks.as_strided(
+        array[lowest].reshape(1), ((high - low) // size + 1,), (size,)
+    )
+    return flat, -low // size
+
+
+class _Kernel:
+    """The state of one run: memory, and the values of the statements of the current pass."""
+
+    def __init__(self, loops, arrays):
+        self.loops = loops
+        self.scalars, self.memory = {}, {}
+        for buffer, array in zip(loops.buffers, arrays, strict=True):
+            if buffer.is_scalar:
+                self.scalars[buffer.name] = np.asarray(array, buffer.dtype)[()]
+            else:
+                assert array.dtype == buffer.dtype, (buffer, array.dtype)
+                self.memory[buffer.name] = memory(array)
+
+    def execute(self, statements, values, counters):
+        """Run statements in order; ``values`` is read and extended."""
+        for s in statements:
+            result = self.one(s, values, counters)
+            if s.op != "store":
+                shape = np.broadcast_shapes(result.shape, *(c.shape for c in counters.values()))
+                assert result.dtype == s.dtype, (s, result.dtype)
+                values[s.name] = np.broadcast_to(result, shape)
+
+    def number(self, expr, values, counters):
+        integers = {k: v.astype(np.int64) for k, v in values.items() if v.dtype.kind in "iu"}
+        shape = np.broadcast_shapes(*(c.shape for c in counters.values()))
+        return np.broadcast_to(
+            np.asarray(_index.evaluate(expr, {**integers, **counters}), np.int64), shape
+        )
+
+    def one(self, s, values, counters):
+        if s.op == "load":
+            name, expr, mask = s.args
+            flat, origin = self.memory[name]
+            places = self.number(expr, values, counters) + origin
+            good = np.broadcast_to(True if mask is None else values[mask], places.shape)
+            assert ((places >= 0) & (places < flat.size))[good].all(), f"{s} is out of bounds"
+            loaded = np.zeros(places.shape, s.dtype)
+            loaded[good] = flat[places[good]]
+            return loaded
+        if s.op == "store":
+            name, expr, value = s.args
+            flat, origin = self.memory[name]
+            places = self.number(expr, values, counters) + origin
+            assert ((places >= 0) & (places < flat.size)).all(), f"{s} is out of bounds"
+            assert values[value].dtype == flat.dtype, s
+            flat[places] = values[value]
+            return None
+        if s.op == "scalar":
+            return np.asarray(self.scalars[s.args[0]])
+        if s.op == "index":
+            return self.number(s.args[0], values, counters).astype(s.dtype)
+        if s.op == "in_range":
+            expr, low, high = s.args
+            number = self.number(expr, values, counters)
+            return (number >= low) & (number < high)
+        if s.op == "divides":
+            return self.number(s.args[0], values, counters) % s.args[1] == 0
+        sources = [values[name] for name in s.args]
+        with np.errstate(all="ignore"):
+            if s.op == "cast":
+                return sources[0].astype(s.dtype)
+            assert len(sources) == MAPS[s.op][0], s
+            assert len({x.dtype for x in sources[s.op == "where" :]}) == 1, s
+            return np.asarray(map_function(s.op)(*sources))
+
+
+def reduce(op, values, dtype, result):
+    """Return the reduction along the last axis, kept with length one."""
+    if values.shape[-1] == 0 and op in ("max", "min", "mean"):  # only rows of segments
+        return np.zeros((*values.shape[:-1], 1), result)
+    if op in ("sum", "prod", "mean"):
+        total = getattr(np, "prod" if op == "prod" else "sum")(
+            values, axis=-1, keepdims=True, dtype=dtype
+        )
+        return (total / dtype.type(values.shape[-1]) if op == "mean" else total).astype(result)
+    return getattr(np, op)(values, axis=-1, keepdims=True).astype(result)
+
+
+def _passes(kernel, row_counters, c):
+    loops = kernel.loops
+    rows = {}
+    kernel.execute(loops.before, rows, row_counters)
+    for phase in loops.phases:
+        values = dict(rows)
+        counters = {**row_counters, "i" if loops.kind == "map" else "c": c}
+        kernel.execute(phase.body, values, counters)
+        shape = np.broadcast_shapes(*(x.shape for x in counters.values()))
+        for a in phase.accumulators:
+            whole = np.broadcast_to(values[a.of], shape)
+            rows[a.name] = reduce(a.op, whole, a.dtype, a.result)
+        kernel.execute(phase.after, rows, row_counters)
+
+
+def run(loops, *arrays):
+    """Run a kernel on arrays (and numbers, for scalars) in the order of ``loops.buffers``."""
+    kernel = _Kernel(loops, arrays)
+    if loops.kind == "map":
+        assert loops.rows == 1 and len(loops.phases) == 1
+        _passes(kernel, {}, np.arange(loops.cols))
+    elif loops.kind in ("rows", "columns"):
+        _passes(kernel, {"r": np.arange(loops.rows)[:, None]}, np.arange(loops.cols)[None, :])
+    else:
+        assert loops.kind == "segments", loops.kind
+        flat, origin = kernel.memory[loops.indptr]
+        indptr = flat[origin : origin + loops.rows + 1]
+        for r in range(loops.rows):
+            counters = {"r": np.full((1, 1), r), "f": np.arange(loops.features)[:, None]}
+            _passes(kernel, counters, np.arange(indptr[r], indptr[r + 1])[None, :])
