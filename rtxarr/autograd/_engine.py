@@ -250,6 +250,10 @@ class _Pass:
         if self.create_graph:
             saved = _as_tensors(node, saved)
         mask = self.masks.pop(node, None) if self.masks else None
+        rows = None
+        if mask is not None and plan.rows_call is not None:
+            rows = plan.rows_call(mask, saved)
+            saved = _without_rows(saved, rows, mask)
         conjugate = op.holomorphic and _is_complex(g)
         if conjugate:
             g = _conj(g)
@@ -267,7 +271,9 @@ class _Pass:
             if conjugate:
                 gx = _conj(gx)
             passed = None
-            if mask is not None or plan.mask_calls[k] is not None:
+            if rows is not None:
+                gx, passed = _route_rows(plan, k, gx, rows, shape)
+            elif mask is not None or plan.mask_calls[k] is not None:
                 gx, passed = _route_mask(plan, k, g, gx, mask, saved, shape)
             if gx.shape != shape:
                 gx = _fitted(plan, k, gx, shape)
@@ -448,3 +454,31 @@ def _route_mask(plan, k, g, gx, mask, saved, shape):
     if passed.shape != shape:
         passed = unbroadcast(ops.astype(passed, np.float32), shape) != 0
     return gx, passed
+
+
+def _without_rows(saved, rows, mask):
+    """Give saved values with zeros in the rows that were masked out, which may hold anything."""
+    from rtxarr import ops
+
+    masks = (*(rows if type(rows) is tuple else (rows,)), mask)  # statistics have a shape of rows
+
+    def cleared(value):
+        if getattr(value, "ndim", 0) and is_inexact(value.dtype):
+            for known in masks:
+                if known.ndim == value.ndim and all(
+                    n in (1, size) for n, size in zip(known.shape, value.shape, strict=True)
+                ):
+                    return ops.where(known, value, 0)
+        return value
+
+    return tuple(map(cleared, saved))
+
+
+def _route_rows(plan, k, gx, rows, shape):
+    """Zero the rows that were masked out; parameters have gradients without them already."""
+    from rtxarr import ops
+
+    if plan.tracked[k] != 0:
+        return gx, None
+    rows = rows[0] if type(rows) is tuple else rows
+    return ops.where(rows, gx, 0), ops.broadcast_to(rows, shape)

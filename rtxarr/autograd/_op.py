@@ -60,6 +60,10 @@ class Op:
     masks : dict
         For each argument that the operation selects from, a rule for the mask of the
         elements it took.
+    rows : callable or None
+        For operations along rows of the first argument: a rule giving the rows of which an element
+        is in a mask of the output, of length one along each; then, in a tuple, the same in other
+        shapes that saved values have.
     per_sample : dict
         For each argument, a rule giving one gradient for each leading index of the batch.
     policy : tuple or None
@@ -77,6 +81,7 @@ class Op:
         self.rules: dict[str, Callable] = {}
         self.joint: Callable | None = None
         self.masks: dict[str, Callable] = {}
+        self.rows: Callable | None = None
         self.per_sample: dict[str, Callable] = {}
         self.plans: dict[tuple, _Plan] = {}
         parameters = inspect.signature(fwd).parameters.values()
@@ -140,6 +145,7 @@ class _Plan:
         self.calls = []
         self.mask_calls: list = []
         self.per_sample_calls: list = []
+        self.rows_call = self._compile(op.rows) if op.rows is not None else None
         if op.joint is not None:
             needs = tuple(i in tracked for i in range(max((*tracked, len(op.arg_names) - 1)) + 1))
             self.call = self._compile(op.joint, needs)
@@ -407,7 +413,12 @@ def differentiable(
         _check_names(op, rules)
         op.masks.update(rules)
 
+    def defrows(rule):
+        """Attach the rule giving the rows of the first argument that elements of a mask are in."""
+        op.rows = rule
+
     call.op = op
+    call.defrows = defrows
     call.defvjps = defvjps
     call.defvjp = defvjp
     call.defper_sample = defper_sample

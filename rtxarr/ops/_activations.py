@@ -21,7 +21,7 @@ from rtxarr.ops._check import (
 from rtxarr.ops._elementwise import abs, exp, tanh, where
 from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._manipulate import normalize_axis, part_along
-from rtxarr.ops._reduce import logsumexp, sum
+from rtxarr.ops._reduce import any, logsumexp, sum
 
 __all__ = [
     "elu",
@@ -383,7 +383,12 @@ def _softmax_rule(g, out, axis):
     return out * (g - sum(g * out, axis=axis, keepdims=True))
 
 
+def _rows(mask, axis):
+    return any(mask, axis=axis, keepdims=True)
+
+
 softmax.defvjps(x=_softmax_rule)
+softmax.defrows(_rows)
 
 
 @differentiable
@@ -414,6 +419,7 @@ def _log_softmax_rule(g, out, axis):
 
 
 log_softmax.defvjps(x=_log_softmax_rule)
+log_softmax.defrows(_rows)
 
 # ----------------------------------------------------------------------------------- gates
 

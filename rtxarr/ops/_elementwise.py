@@ -367,7 +367,8 @@ def where(condition, x1, x2, /):
     Notes
     -----
     The gradient of what was not taken is zero even where its own derivative is NaN or
-    infinite: the mask travels back through elementwise operations, views, sums and means.
+    infinite: the mask travels back through elementwise operations, views, sums and means, and a
+    mask of whole rows through norms, softmax and reductions.
     """
     if getattr(x1, "dtype", None) in BFLOAT16 or getattr(x2, "dtype", None) in BFLOAT16:
         x1, x2 = _align(x1, x2)

@@ -289,6 +289,12 @@ def _over(x, size):
 vector_norm.defvjps(x=_vector_norm_rule)
 
 
+@vector_norm.defrows
+def _vector_norm_rows(mask, x_shape, axis):
+    axes = normalize_axes(axis, len(x_shape))
+    return reshape(mask, tuple(1 if i in axes else n for i, n in enumerate(x_shape)))
+
+
 def matrix_norm(
     x,
     /,

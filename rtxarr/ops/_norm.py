@@ -14,7 +14,8 @@ from rtxarr.kernels import norm as kernels
 from rtxarr.ops._activations import _silu_slope, silu
 from rtxarr.ops._check import check_floating, check_number
 from rtxarr.ops._half import widen
-from rtxarr.ops._manipulate import reshape
+from rtxarr.ops._manipulate import broadcast_to, reshape
+from rtxarr.ops._reduce import any as any_along
 from rtxarr.ops._reduce import mean, sum
 
 __all__ = ["batch_norm", "group_norm", "layer_norm", "rms_norm"]
@@ -95,6 +96,7 @@ def _sum_to(g, affine, shape, first=0):
 
 
 _normalize.defvjp(_normalize_rule)
+_normalize.defrows(lambda mask, axes: any_along(mask, axis=axes, keepdims=True))
 
 
 def _per_sample(g, axes, affine, shape):
@@ -275,6 +277,15 @@ def _group_norm_rule(
 
 
 _group_norm.defvjp(_group_norm_rule)
+
+
+@_group_norm.defrows
+def _group_norm_rows(mask, n_groups):
+    """Give the groups with an element in ``mask``, for each channel and as the statistics lie."""
+    parts, affine = _in_groups(mask, n_groups)
+    groups = any_along(parts, axis=tuple(range(2, parts.ndim)), keepdims=True)
+    channels = mask.shape[:2] + (1,) * (mask.ndim - 2)
+    return reshape(broadcast_to(groups, (mask.shape[0], *affine)), channels), groups
 
 
 def _group_norm_per_sample(g, x, weight, bias, n_groups, eps, activation, hat):

@@ -257,6 +257,14 @@ def _cumulative_prod_rule(g, x, axis, include_initial):
 cumulative_prod.defvjps(x=_cumulative_prod_rule)
 
 
+def _runs(mask, x_shape, axis):
+    return namespace(mask).any(mask, axis=only_axis(axis, len(x_shape)), keepdims=True)
+
+
+cumulative_sum.defrows(_runs)
+cumulative_prod.defrows(_runs)
+
+
 @differentiable
 def diff(x, /, *, axis=-1, n=1, prepend=None, append=None):
     """Give the differences of neighbours along one axis, ``n`` times.
@@ -331,6 +339,9 @@ def _logsumexp_rule(g, x, out, x_shape, axis, keepdims):
 
 
 logsumexp.defvjps(x=_logsumexp_rule)
+
+for _function in (var, std, prod, max, min, logsumexp):
+    _function.defrows(_restore)  # a row for each element of the result
 
 for _function in (sum, mean, var, std, prod, max, min, all, any, count_nonzero, logsumexp):
     _function.__doc__ = (_function.__doc__ or "") + _OPTIONS

@@ -479,6 +479,60 @@ def test_masked_out_nan_has_zero_gradient_through_a_sum(device, reduce):
     assert_close(x.grad, [[0.0, 0.0], [share, share]])
 
 
+WEIGHT = [0.5, 2.0, -1.0, 1.0]
+ALONG_ROWS = {
+    "softmax": lambda x: rx.softmax(x),
+    "softmax of columns": lambda x: rx.softmax(x.T, axis=0).T,
+    "log_softmax": lambda x: rx.log_softmax(x),
+    "logsumexp": lambda x: rx.logsumexp(x, axis=1, keepdims=True),
+    "layer_norm": lambda x: rx.layer_norm(x, rx.asarray(WEIGHT)),
+    "rms_norm": lambda x: rx.rms_norm(x),
+    "group_norm": lambda x: rx.group_norm(x, 2, rx.asarray(WEIGHT)),
+    "prod": lambda x: rx.prod(x, axis=1, keepdims=True),
+    "prod of columns": lambda x: rx.expand_dims(rx.prod(x.T, axis=0), axis=1),
+    "max": lambda x: rx.max(x, axis=-1, keepdims=True),
+    "std": lambda x: rx.std(x, axis=1, keepdims=True),
+    "var": lambda x: rx.expand_dims(rx.var(x, axis=1), axis=-1),
+    "norm": lambda x: rx.linalg.vector_norm(x, axis=1, keepdims=True),
+    "norm of columns": lambda x: rx.expand_dims(rx.linalg.vector_norm(x.T, axis=0), axis=1),
+    "cumulative_prod": lambda x: rx.cumulative_prod(x, axis=1),
+    "two": lambda x: rx.softmax(rx.layer_norm(rx.log(x) + 2)),
+}
+
+
+@pytest.mark.parametrize("name", ALONG_ROWS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_masked_out_rows_of_nan_have_zero_gradients(device, name):
+    function = ALONG_ROWS[name]
+    good = rx.asarray([[0.3, 2.0, 1.5, 0.7], [1.0, 0.2, 0.4, 3.0]])
+    bad = rx.asarray([[np.nan, 1.0, 2.0, 0.0], [np.inf, 1.0, -1.0, 2.0]])
+    kept = rx.asarray([[True], [False], [True], [False]])
+
+    def loss(x, kept):
+        return rx.sum(rx.where(kept, function(x), 0.0) ** 2)
+
+    rows = rx.stack([good[0], bad[0], good[1], bad[1]])
+    want = rx.grad(loss)(good, rx.asarray([[True], [True]]))
+    got = rx.grad(loss)(rows, kept)
+    assert_close(got[::2], want)
+    assert_close(got[1::2], [[0.0] * 4] * 2)
+    second = rx.grad(lambda x: rx.sum(rx.grad(loss)(x, kept)[::2] ** 2))(rows)
+    assert_close(second[1::2], [[0.0] * 4] * 2)
+    again = rx.grad(lambda x: rx.sum(rx.grad(loss)(x, rx.asarray([[True], [True]])) ** 2))(good)
+    assert_close(second[::2], again)
+
+
+@pytest.mark.parametrize("norm", [rx.layer_norm, lambda x, w: rx.group_norm(x, 2, w)])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_masked_out_rows_add_nothing_to_the_weight_of_a_norm(device, norm):
+    x = rx.asarray([[0.3, 2.0, 1.5, 0.7], [np.nan, np.inf, 0.0, 0.0]])
+    weight = leaf([1.0, 2.0, 3.0, 4.0])
+    rx.sum(rx.where(rx.asarray([[True], [False]]), norm(leaf(x), weight), 0.0) ** 2).backward()
+    alone = leaf([1.0, 2.0, 3.0, 4.0])
+    rx.sum(norm(leaf(x[:1]), alone) ** 2).backward()
+    assert_close(weight.grad, alone.grad)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_masked_out_nan_has_zero_second_derivative(device):
     second = rx.grad(rx.grad(lambda x: rx.where(x > 0, rx.log(x), x**2)))
