@@ -8,42 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rtxarr.polygraph import _index
-from rtxarr.polygraph._ir import MAPS
-
-_NUMPY_NAMES = {
-    "abs": "absolute",
-    "pow": "power",
-    "atan2": "arctan2",
-    "round": "rint",
-    "bitwise_invert": "invert",
-    "bitwise_left_shift": "left_shift",
-    "bitwise_right_shift": "right_shift",
-    **{name: "arc" + name[1:] for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
-}
-
-
-def _rsqrt(x):
-    return (1 / np.sqrt(x)).astype(x.dtype)
-
-
-def _sigmoid(x):
-    small = np.exp(-np.abs(x))
-    return np.where(x >= 0, np.ones_like(x), small) / (1 + small)
-
-
-def _erf(x):
-    from scipy.special import erf
-
-    return erf(x).astype(x.dtype)
-
-
-_OTHERS = {"rsqrt": _rsqrt, "sigmoid": _sigmoid, "erf": _erf, "where": np.where}
-
-
-def map_function(op):
-    """Return the NumPy function of a map."""
-    return _OTHERS.get(op) or getattr(np, _NUMPY_NAMES.get(op, op))
+from rtxarr._device import namespace
+from rtxarr.polygraph import _index, _interpret
+from rtxarr.polygraph import _ir as ir
 
 
 def memory(array):
@@ -121,12 +88,13 @@ class _Kernel:
         if s.op == "divides":
             return self.number(s.args[0], values, counters) % s.args[1] == 0
         sources = [values[name] for name in s.args]
-        with np.errstate(all="ignore"):
-            if s.op == "cast":
-                return sources[0].astype(s.dtype)
-            assert len(sources) == MAPS[s.op][0], s
-            assert len({x.dtype for x in sources[s.op == "where" :]}) == 1, s
-            return np.asarray(map_function(s.op)(*sources))
+        shape = np.broadcast_shapes(*(x.shape for x in sources))
+        sources = [np.broadcast_to(x, shape) for x in sources]
+        nodes = [ir.input_node(i, x.dtype, shape) for i, x in enumerate(sources)]
+        node = ir.cast(nodes[0], s.dtype) if s.op == "cast" else ir.map_node(s.op, *nodes)
+        if node is nodes[0]:
+            return sources[0]
+        return np.asarray(_interpret.evaluate(node, sources, namespace(*sources)))
 
 
 def reduce(op, values, dtype, result):
