@@ -30,6 +30,7 @@ from rtxarr.geom._loader import NeighborLoader
 from rtxarr.geom._message_passing import MessagePassing
 from rtxarr.geom._metrics import auc, average_precision, hits_at_k, mrr
 from rtxarr.geom._norms import GraphLayerNorm, GraphNorm, InstanceNorm, PairNorm
+from rtxarr.geom._plan import Plan, PlannedStep, plan
 from rtxarr.geom._pna import PNAConv
 from rtxarr.geom._point_layers import DynamicEdgeConv, PointNetSetAbstraction
 from rtxarr.geom._point_transforms import (
@@ -77,6 +78,7 @@ from rtxarr.geom._splits import (
     random_link_split,
     random_node_split,
 )
+from rtxarr.geom._stream import aggregate_streamed
 from rtxarr.geom._subgraph import before, edge_subgraph, k_hop, subgraph
 from rtxarr.geom._subsampling import ClusterSampler, SaintSampler, partition
 from rtxarr.geom._temporal import TemporalSample, TemporalSampler
@@ -125,6 +127,8 @@ __all__ = [
     "Neighbors",
     "PNAConv",
     "PairNorm",
+    "Plan",
+    "PlannedStep",
     "PointNetSetAbstraction",
     "RGCNConv",
     "SAGEConv",
@@ -141,6 +145,7 @@ __all__ = [
     "WithinRadius",
     "add_self_loops",
     "aggregate",
+    "aggregate_streamed",
     "attend",
     "auc",
     "average_precision",
@@ -184,6 +189,7 @@ __all__ = [
     "negative_sampling",
     "normalize_points",
     "partition",
+    "plan",
     "radius",
     "radius_graph",
     "random_link_split",

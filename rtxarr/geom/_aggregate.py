@@ -7,7 +7,7 @@ from rtxarr import _device
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import is_inexact, result_type
 from rtxarr.geom import _edges, _messages
-from rtxarr.ops import astype, log, reshape, stack
+from rtxarr.ops import astype, concat, log, reshape, stack
 
 __all__ = ["aggregate", "degree_scalers", "edge_softmax", "sddmm"]
 
@@ -20,6 +20,7 @@ def aggregate(
     weight: Any = None,
     empty: float = 0.0,
     q: float | None = None,
+    n_slices: int = 1,
 ) -> Any:
     """Reduce, for each destination, the rows of its sources.
 
@@ -41,6 +42,9 @@ def aggregate(
         What destinations without edges get, whatever the operation.
     q : float in [0, 1], for "quantile" alone
         Which one: 0 is the minimum and 1 the maximum, and between two messages it is interpolated.
+    n_slices : int, default 1
+        Do so many parts of the last axis one after the other, which needs less memory on the way
+        and gives the same bits; :func:`plan` says how many.
 
     Returns
     -------
@@ -80,6 +84,8 @@ def aggregate(
     if q is None:
         _messages.check_op(op)
     _check_nodes("x", x, graph, graph.n_src, "sources")
+    if n_slices != 1:
+        return _in_slices(graph, x, op, n_slices, weight=weight, empty=empty, q=q)
     if weight is None:
         out = _unweighted(graph, x, op, empty)
         if out is not None:
@@ -111,6 +117,27 @@ def aggregate(
     )
 
 
+def _in_slices(graph, x, op, n_slices, *, weight, **options):
+    if weight is not None and weight.ndim >= x.ndim:
+        raise ValueError(
+            f"weight must have fewer axes than x to do x in slices, got {tuple(weight.shape)} and "
+            f"{tuple(x.shape)}"
+        )
+    columns = slices_of(x.shape[-1] if x.ndim > 1 else 1, n_slices)
+    if x.ndim == 1:
+        return aggregate(graph, x, op, weight=weight, **options)
+    parts = [aggregate(graph, x[..., c], op, weight=weight, **options) for c in columns]
+    return concat(parts, axis=-1)
+
+
+def slices_of(n_features: int, n_slices: int) -> list[slice]:
+    """Cut columns into runs of about one length."""
+    if not isinstance(n_slices, int) or isinstance(n_slices, bool) or n_slices < 1:
+        raise ValueError(f"n_slices must be an int >= 1, got {n_slices!r}")
+    width = max(1, -(-n_features // n_slices))
+    return [slice(at, at + width) for at in range(0, n_features, width)] or [slice(0, 0)]
+
+
 def _unweighted(graph, x, op, empty):
     rows = reshape(x, (graph.n_src, math.prod(x.shape[1:])))
     if op == "sum":
@@ -118,8 +145,7 @@ def _unweighted(graph, x, op, empty):
     elif op == "mean":
         out = _edges.gather_mean(rows, graph=graph)
     elif op in ("max", "min"):
-        out = _edges.gather_extremum(rows, graph=graph, op=op)
-        out = _edges.fill_empty(graph, out, empty)
+        out = _edges.gather_extremum(rows, graph=graph, op=op, empty=empty)
     elif op in ("var", "std"):
         out = _edges.gather_var(rows, graph=graph)
         out = _messages.root(out) if op == "std" else out

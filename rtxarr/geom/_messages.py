@@ -5,10 +5,12 @@ made again in the backward pass, so that memory is bounded.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from rtxarr._device import full_scalar, namespace
 from rtxarr.autograd import checkpoint, stop_gradient
+from rtxarr.autograd._mode import profiles, state
 from rtxarr.autograd._tape import raw
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.geom import _edges
@@ -68,6 +70,11 @@ def _width(*trees):
 
 
 def _run(graph, message, reduce, src, dst, edge, run):
+    with state.profile.range("messages") if profiles and state.profile else nullcontext():
+        return _reduced(graph, message, reduce, src, dst, edge, run)
+
+
+def _reduced(graph, message, reduce, src, dst, edge, run):
     first, last, start, stop = run
     edges = slice(start, stop)
     # A whole graph in one run keeps its index arrays; views of them are made otherwise.
