@@ -312,7 +312,7 @@ class _Meter:
 
 
 # Operations that make messages of some destinations at a time, and how many float32 arrays of them;
-# those that are sparse products of SciPy on the CPU; and those that need no wider copy of half types.
+# those that are sparse products of SciPy on the CPU; those that need no wider copy of halves.
 WITH_MESSAGES = {
     "edge_dot": 2,
     "gated_dot": 3,
