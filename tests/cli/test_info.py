@@ -1,6 +1,9 @@
 """``rtx info``, the check for ``rapids doctor``, and starting without the extra."""
 
+import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -16,6 +19,7 @@ from rtxarr import cli
 from rtxarr.cli import _doctor, _info
 from rtxarr.cli._app import app
 
+ROOT = Path(__file__).parents[2]
 GPUS = [{"name": "NVIDIA H200", "driver": "580.65.06", "memory_mib": 143771, "capability": "9.0"}]
 
 
@@ -107,9 +111,10 @@ def test_doctor_passes_on_a_gpu():
 
 
 def test_entry_points_lead_to_functions():
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    text = (ROOT / "pyproject.toml").read_text()
     project = tomllib.loads(text)["project"]
-    assert project["scripts"] == {"rtx": "rtxarr.cli:main"}
+    assert project["scripts"] == {"rtx": "_rtx:main"}
+    assert callable(importlib.import_module("_rtx").main)
     checks = project["entry-points"]["rapids_doctor_check"]
     assert checks == {"rtxarr": f"{_doctor.__name__}:{_doctor.check_gpu.__name__}"}
 
@@ -123,9 +128,28 @@ def test_without_the_extra_the_command_says_how_to_install_it(monkeypatch, capsy
     )
 
 
+@pytest.mark.skipif(os.name == "nt", reason="sends a signal of POSIX")
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_interrupt_while_the_command_is_imported_ends_it_quietly(ignored):
+    code = (
+        "import os, signal, sys\n"
+        f"if {ignored}: signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *others):\n"
+        "        if name == 'rtxarr.autograd': os.kill(os.getpid(), signal.SIGINT)\n"
+        "import _rtx\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.exit(_rtx.main())"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert (result.returncode, result.stderr) == (0 if ignored else -signal.SIGINT, "")
+
+
 def test_help_imports_nothing_heavy():
     code = (
-        "import sys; from rtxarr.cli import main\n"
+        "import sys; from _rtx import main\n"
         "try: main()\n"
         "except SystemExit as end: assert end.code == 0, end.code\n"
         "print(*sorted({m.partition('.')[0] for m in sys.modules}))"

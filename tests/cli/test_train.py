@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -20,7 +21,7 @@ from rtxarr.data import load_checkpoint, save_checkpoint
 from rtxarr.data._atomic import atomic_write
 from rtxarr.recipes import gcn_cora
 
-RTX = [sys.executable, "-c", "import sys; from rtxarr.cli import main; sys.exit(main())"]
+RTX = [sys.executable, str(Path(__file__).parents[2] / "_rtx.py")]
 SMALL = ["--set", "epochs=2", "--set", "hidden=4", "--device", "cpu"]
 FILES = {
     "checkpoint.safetensors",
