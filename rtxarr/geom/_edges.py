@@ -16,9 +16,11 @@ import numpy as np
 from rtxarr._device import full_scalar, is_device_array, namespace, runs_kernels
 from rtxarr.autograd import stop_gradient
 from rtxarr.autograd._op import differentiable, nondifferentiable
-from rtxarr.dtypes import accumulator
-from rtxarr.kernels import segment, spmm
-from rtxarr.ops import reshape, where
+from rtxarr.autograd._tape import raw
+from rtxarr.dtypes import accumulator, is_floating, result_type
+from rtxarr.geom._bins import bins
+from rtxarr.kernels import gather, segment, spmm
+from rtxarr.ops import astype, reshape, where
 from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._reduce import attained
 
@@ -64,12 +66,30 @@ def _reduce(op: str, graph: Any, n_features: int, message: Callable, like: Any) 
     return parts[0] if len(parts) == 1 else namespace(like).concat(parts, axis=0)
 
 
+def _has_kernel(*arrays: Any) -> bool:
+    return runs_kernels(arrays[0]) and all(is_floating(x.dtype) for x in arrays)
+
+
+def _gathered(kind: str, graph: Any, x: Any, **options: Any) -> Any:
+    return gather.gather_reduce(kind, x, graph.indptr, graph.indices, bins(graph), **options)
+
+
+def _alike(*arrays: Any) -> list[Any]:
+    """Give arrays in one dtype, unless they are accumulated in one as they are."""
+    if len({accumulator(x.dtype) for x in arrays}) == 1:
+        return list(arrays)
+    dtype = result_type(*arrays)
+    return [astype(x, dtype, copy=False) for x in arrays]
+
+
 # ------------------------------------------------------------------------- sums over the sources
 
 
 @differentiable(movement=True)
 def gather_sum(x, /, *, graph):
     """Add up, for each destination, the rows of its sources."""
+    if _has_kernel(x):
+        return _gathered("sum", graph, x)
     return segment.segment_reduce("sum", x, graph.indptr, indices=graph.indices)
 
 
@@ -89,24 +109,46 @@ def counts(graph: Any, dtype: Any) -> Any:
 @differentiable(movement=True)
 def gather_mean(x, /, *, graph):
     """Average, for each destination, the rows of its sources."""
+    if _has_kernel(x):
+        return _gathered("sum", graph, x, end="mean")
     return segment.segment_reduce("mean", x, graph.indptr, indices=graph.indices)
 
 
-# In float32 for half types, whose shares of a hub's gradient would vanish.
-gather_mean.defvjps(
-    x=lambda g, graph: gather_sum(widen(g) / counts(graph, accumulator(g.dtype)), graph=graph.T)
-)
+@differentiable
+def share_sum(x, /, *, graph):
+    """Add up, for each destination, the rows of its sources, each over the source's out-degree."""
+    # In float32 for half types, whose shares of a hub's gradient would vanish.
+    dtype = accumulator(x.dtype)
+    if _has_kernel(x):
+        factors = graph.once(("shares", dtype), lambda: 1 / counts(graph.T, dtype))
+        return _gathered("scaled", graph, x, extra=factors)
+    shares = widen(x) / counts(graph.T, dtype)
+    return segment.segment_reduce("sum", shares, graph.indptr, indices=graph.indices)
+
+
+gather_mean.defvjps(x=lambda g, graph: share_sum(g, graph=graph.T))
+share_sum.defvjps(x=lambda g, graph: gather_mean(g, graph=graph.T))
 
 
 @differentiable
-@rounded_once
 def weighted_sum(weight, x, /, *, graph):
     """Add up the rows of sources times the weights of edges and heads.
 
     ``weight`` has shape (n_edges, n_heads), ``x`` (n_src, n_heads, n_features), and so does the
     result; or without the axis of heads (n_edges,) and (n_src, n_features).
     """
-    # One pass: reads x through the graph's indices, head by head.
+    if not _has_kernel(weight, x):
+        return _host_weighted_sum(weight, x, graph)
+    dtype = result_type(weight, x)
+    weight, x = _alike(weight, x)
+    rows, n_heads = x.reshape(x.shape[0], math.prod(x.shape[1:])), x.shape[1] if x.ndim > 2 else 1
+    order = None if graph.is_ordered else graph.edge_ids
+    options = {"extra": weight, "order": order, "n_heads": n_heads, "dtype": dtype}
+    return _gathered("weighted", graph, rows, **options).reshape(graph.n_dst, *x.shape[1:])
+
+
+@rounded_once
+def _host_weighted_sum(weight, x, graph):
     if x.ndim == 2:
         return _product(weight, x, graph)
     xp = namespace(weight, x)
@@ -309,16 +351,26 @@ softmax_over_edges.defvjps(logits=_softmax_rule)
 
 
 @differentiable
-def gather_extremum(x, /, *, graph, op):
-    """Give the largest or smallest element of each destination's sources, feature by feature."""
-    return segment.segment_reduce(op, x, graph.indptr, indices=graph.indices)
+def gather_extremum(x, /, *, graph, op, empty):
+    """Give the largest or smallest element of each destination's sources, feature by feature.
+
+    Destinations without edges get ``empty``.
+    """
+    if _has_kernel(x):
+        return _gathered(op, graph, x, end="filled", empty=empty)
+    out = segment.segment_reduce(op, x, graph.indptr, indices=graph.indices)
+    return fill_empty(graph, out, empty)
 
 
 @differentiable
-@rounded_once
-def matched_sum(values, key_src, key_dst, /, *, graph):
+def matched_sum(values, key_src, key_dst, /, *, graph, dtype=None):
     """Add up the elements of sources whose key is that of the destination."""
-    # One pass: reads values and key of the source.
+    dtype = result_type(values, key_src, key_dst) if dtype is None else dtype
+    if _has_kernel(values, key_src, key_dst):
+        values, key_src, key_dst = _alike(values, key_src, key_dst)
+        options = {"own": key_dst, "extra": values, "dtype": dtype}
+        return _gathered("matched", graph, key_src, **options)
+    values, key_src, key_dst = map(widen, (values, key_src, key_dst))
     xp = namespace(values, key_src, key_dst)
 
     def message(src, dst, edges):
@@ -327,11 +379,27 @@ def matched_sum(values, key_src, key_dst, /, *, graph):
         )
         return xp.take(values, src, axis=0) * chosen
 
-    return _reduce("sum", graph, values.shape[1], message, values)
+    return astype(_reduce("sum", graph, values.shape[1], message, values), dtype, copy=False)
 
 
 matched_sum.defvjps(
     values=lambda g, key_src, key_dst, graph: matched_sum(g, key_dst, key_src, graph=graph.T)
+)
+
+
+@differentiable
+def tie_share(whole, key_src, key_dst, /, *, graph):
+    """Divide ``whole`` by how many sources reach the extremum, at least 1; halves as float32."""
+    dtype = accumulator(result_type(whole, key_src))
+    if _has_kernel(whole, key_src, key_dst):
+        whole, key_src, key_dst = _alike(whole, key_src, key_dst)
+        options = {"own": key_dst, "extra": whole, "end": "share", "dtype": dtype}
+        return _gathered("ties", graph, key_src, **options)
+    return widen(whole) / _ties(key_src, key_dst, graph)
+
+
+tie_share.defvjps(
+    whole=lambda g, key_src, key_dst, graph: tie_share(g, key_src, key_dst, graph=graph)
 )
 
 
@@ -349,7 +417,7 @@ def _ties(key_src, key_dst, graph):
 
 def _extremum_rule(g, x, out, graph):
     x, out = stop_gradient(x), stop_gradient(out)
-    return matched_sum(widen(g) / _ties(x, out, graph), widen(out), widen(x), graph=graph.T)
+    return matched_sum(tie_share(g, x, out, graph=graph), out, x, graph=graph.T, dtype=raw(x).dtype)
 
 
 gather_extremum.defvjps(x=_extremum_rule)
@@ -359,10 +427,17 @@ gather_extremum.defvjps(x=_extremum_rule)
 
 
 @differentiable
-@rounded_once
 def gather_var(x, /, *, graph):
     """Give the variance over each destination's sources: mean squared deviation from the mean."""
-    # One pass with Welford's update.
+    if _has_kernel(x):
+        # Two passes: what the first rounds does not grow with the mean.
+        mean = _gathered("sum", graph, x, end="mean", dtype=accumulator(x.dtype))
+        return _gathered("squares", graph, x, end="mean", own=mean)
+    return _host_var(x, graph)
+
+
+@rounded_once
+def _host_var(x, graph):
     xp = namespace(x)
     mean = segment.segment_reduce("mean", x, graph.indptr, indices=graph.indices)
 
@@ -374,9 +449,17 @@ def gather_var(x, /, *, graph):
 
 
 @differentiable
-@rounded_once
 def difference_sum(scale, own, other, /, *, graph):
     """Add up ``scale * (own - other)``, with ``own`` of destinations and the rest of sources."""
+    if _has_kernel(scale, own, other):
+        dtype = result_type(scale, own, other)
+        scale, own, other = _alike(scale, own, other)
+        return _gathered("difference", graph, scale, own=own, extra=other, dtype=dtype)
+    return _host_difference_sum(scale, own, other, graph)
+
+
+@rounded_once
+def _host_difference_sum(scale, own, other, graph):
     xp = namespace(scale, own, other)
 
     def message(src, dst, edges):

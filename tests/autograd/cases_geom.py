@@ -30,6 +30,12 @@ def matched(values):
     return _edges.matched_sum(values, src, dst, graph=graph)
 
 
+def shared(whole):
+    graph = on(whole)
+    src, dst = (rx.asarray(key, device=graph.device) for key in KEYS)
+    return _edges.tie_share(whole, src, dst, graph=graph)
+
+
 def slopes(x):
     """Give keys of sources and destinations, where ``x`` is."""
     return [rx.asarray(key, device=rx.device_of(rx.Tensor(x).data)) for key in (-X3, Y3)]
@@ -65,5 +71,7 @@ CASES = {
     "numbered": [(lambda x: _edges.numbered(x, graph=on(x)), (EDGES,))],
     "softmax_over_edges": [(lambda x: geom.edge_softmax(on(x), x), (EDGES,))],
     "matched_sum": [(matched, (X[:, :1],))],
+    "share_sum": [(lambda x: _edges.share_sum(x, graph=on(x)), (X,))],
+    "tie_share": [(shared, (Y[:, :1],))],
     "difference_sum": [(lambda s, a, b: _edges.difference_sum(s, a, b, graph=on(s)), (X, Y, -X))],
 }

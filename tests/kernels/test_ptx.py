@@ -360,7 +360,50 @@ def points_cases():
         yield f"farthest-{name}", farthest(dtype), signature
 
 
+def gather_cases():
+    from rtxarr.kernels._gather_cuda import Types, reduction
+
+    def signature(types, index, gathered):
+        flat = [pointers if t is None else (t, 1, "C") for t in types]
+        wide, lengths = SCALARS[types[0]], ("int32", 1, "C")
+        first = index if gathered else "int64"
+        items = (pointers, lengths, lengths, "int64", (first, 1, "C"), pointers)
+        return (*items, *flat, (wide, 1, "C"), *("int64",) * 3, wide)
+
+    pointers = INTEGER_POINTERS
+    widest = {"float64": 2, "float32": 4, "float16": 8, "bfloat16": 8}
+    for name, wide in SCALARS.items():
+        kinds = [
+            ("sum", "plain", None, None, name),
+            ("sum", "mean", None, None, name),
+            ("max", "filled", None, None, name),
+            ("min", "filled", None, None, name),
+            ("weighted", "plain", None, name, name),
+            ("scaled", "plain", None, wide, name),
+            ("squares", "mean", wide, None, name),
+            ("ties", "share", name, name, wide),
+            ("matched", "plain", name, wide, name),
+            ("difference", "plain", name, name, name),
+        ]
+        for kind, end, own, extra, out in kinds:
+            types = Types(*(t if t is None else dtype_of(t) for t in (name, own, extra, out)))
+            for width in (widest[name], 1):
+                flags = {"ordered": width > 1, "headed": width > 1} if kind == "weighted" else {}
+                kernel = reduction(kind, end, width, types, gathered=True, **flags)
+                index = "int32" if width > 1 else "int64"
+                described = signature((name, own, extra, out), index, True)
+                yield f"{kind}-{end}-{name}-{width}", kernel, described
+            if kind in ("sum", "max", "ties"):
+                joined = "max" if kind == "max" else "sum"
+                arrays = (wide, None, extra if kind == "ties" else None, out)
+                types = Types(*(t if t is None else dtype_of(t) for t in arrays))
+                kernel = reduction(joined, end, widest[name], types, gathered=False)
+                title = f"join-{joined}-{end}-{name}"
+                yield title, kernel, signature(arrays, None, False)
+
+
 CASES = {
+    "_gather_cuda": gather_cases,
     "_elementwise_cuda": elementwise_cases,
     "_activation_cuda": activation_cases,
     "_cross_entropy_cuda": cross_entropy_cases,
@@ -436,6 +479,17 @@ def test_wide_kernels_move_16_bytes():
             name = signature[0][0]
             assert loads.get(name, loads["float16"]) in ptx, title
             assert "st.global.v4" in ptx, title
+
+
+def test_gathered_rows_are_read_16_bytes_at_a_time_and_four_at_once():
+    """The loads come before what is done with the numbers, in the loop and after it."""
+    for title, kernel, signature in gather_cases():
+        if title.startswith(("sum-plain", "max-filled")) and not title.endswith("-1"):
+            ptx = _compile.compile_ptx(kernel, signature, (9, 0))[1]
+            loads = re.findall(r"ld\.global\.v\d\.[bf]\d+", ptx)
+            assert len(loads) == 7, title  # four, and up to three more
+            assert {16} == {int(x[11]) * int(x[14:]) // 8 for x in loads}, title
+            assert "st.global.v" in ptx, title
 
 
 def test_many_tensors_are_moved_16_bytes_at_a_time():

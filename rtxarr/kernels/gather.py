@@ -1,0 +1,131 @@
+"""Reductions over gathered rows on a GPU: sums, extrema and the like over the edges of a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rtxarr._device import _SIMULATING, launch, namespace
+from rtxarr.dtypes import accumulator
+from rtxarr.kernels.segment import row_by_row
+
+__all__ = ["gather_reduce"]
+
+# Threads that share a row at most.
+_LANES = 4 if _SIMULATING else 128
+
+
+def gather_reduce(
+    kind: str,
+    x: Any,
+    indptr: Any,
+    indices: Any,
+    levels: Any,
+    *,
+    end: str = "plain",
+    own: Any = None,
+    extra: Any = None,
+    order: Any = None,
+    n_heads: int = 1,
+    empty: float = 0.0,
+    dtype: Any = None,
+) -> Any:
+    """Reduce, for each row ``i`` of the result, over ``s`` in ``indices[indptr[i]:indptr[i + 1]]``.
+
+    Parameters
+    ----------
+    kind : str
+        "sum", "max" or "min" of ``x[s]``; the sum of ``x[s]`` times a factor of its entry
+        ("weighted") or of ``s`` ("scaled"); of ``(x[s] - own[i]) ** 2`` ("squares"); of 1 where
+        ``x[s]`` is ``own[i]`` ("ties") and of ``extra[s]`` there ("matched"), element by element
+        and a NaN being one; of ``x[s] * (own[i] - extra[s])`` ("difference"). NaN wins in "max"
+        and "min".
+    x : array of a real floating dtype, shape (n_values, n_features), on a GPU
+        Half types are accumulated in float32.
+    indptr : array of int64, shape (n_rows + 1,)
+    indices : array of int32 or int64, shape (n_entries,)
+    levels : sequence of Level
+        How the rows are dealt out: ``rtxarr.geom._bins.deal_out(indptr)``.
+    end : {"plain", "mean", "share", "filled"}
+        What becomes of a row's total: "mean" divides it by the number of entries, at least 1;
+        "share" gives ``extra[i]`` divided by it, or by 1 where it is less; "filled" gives ``empty``
+        where there are no entries.
+    own : array, shape (n_rows, n_features), for the kinds that name it
+    extra : array, for the kinds that name it
+        Shape (n_values, n_features), or (n_rows, n_features) for "share", or (n_values,) for
+        "scaled"; for "weighted" (n_entries,), or (n_entries, n_heads).
+    order : array of int64, shape (n_entries,), optional
+        The factor of entry ``j`` for "weighted" is ``extra[order[j]]``.
+    n_heads : int, default 1
+        Parts of equal size that the features come in, with a factor each for "weighted".
+    empty : float, for "filled"
+    dtype : dtype, default that of ``x``
+
+    Returns
+    -------
+    array of ``dtype``, shape (n_rows, n_features)
+        Without entries 0, or the infinity that loses in "max" and "min".
+
+    Notes
+    -----
+    Entries are taken in order, those of long rows piece by piece: equal inputs give equal bits.
+    Types may differ, but float64 goes with float64 alone. No index is checked.
+    """
+    xp = namespace(x, indptr, indices, own, extra)
+    n_rows, n_features = indptr.shape[0] - 1, x.shape[1]
+    out = xp.empty((n_rows, n_features), dtype=x.dtype if dtype is None else dtype)
+    if out.size == 0:
+        return out
+    from rtxarr.kernels._gather_cuda import Types, reduction
+
+    scalar: Any = np.dtype(accumulator(x.dtype)).type
+    x, own, extra = (a if a is None else row_by_row(a) for a in (x, own, extra))
+    rows = [x, own, out, None if kind in ("weighted", "scaled") else extra]
+    head_size = n_features // n_heads
+    width = _width(16 // x.dtype.itemsize, [n_features, head_size], rows)
+    block = _block(n_features, width)
+    types = [None if a is None else a.dtype for a in (x, own, extra, out)]
+    options = {"gathered": True, "ordered": order is not None, "headed": n_heads > 1}
+    pointers, parts = indices, x
+    flat = out.reshape(-1)
+    for level in levels:
+        joined, parts = parts, xp.empty(level.n_pieces * n_features, dtype=scalar)
+        kernel = reduction(kind, end, width, Types(*types), **options)
+        arguments = (
+            *level, pointers, *(indptr if a is None else a for a in (order, joined, own, extra)),
+            flat, parts, n_features, n_heads, head_size, scalar(empty),
+        )  # fmt: skip
+        launch(kernel, -(-level.rows.shape[0] // block[1]), arguments, block=block)
+        # What is left is to join the pieces.
+        kind = kind if kind in ("max", "min") else "sum"
+        types[:2] = np.dtype(scalar), None
+        types[2] = types[2] if end == "share" else None
+        options = {"gathered": False}
+        pointers, order, own = indptr, None, None
+    return out
+
+
+def _width(most: int, sizes: list[int], rows: list[Any]) -> int:
+    """Give how many neighbours to read at once, where all arrays of rows allow it."""
+    width = most
+    while width > 1 and not (
+        all(n % width == 0 for n in sizes)
+        and all(_address(a) % min(16, width * a.itemsize) == 0 for a in rows if a is not None)
+    ):
+        width //= 2
+    return width
+
+
+def _address(x: Any) -> int:
+    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+
+
+def _block(n_features: int, width: int) -> tuple[int, int]:
+    """Give the block whose threads along x share a row; y runs over rows."""
+    from rtxarr.kernels._gather_cuda import THREADS
+
+    n_pieces = -(-n_features // width)
+    n_rounds = -(-n_pieces // _LANES)
+    lanes = -(-n_pieces // n_rounds)
+    return lanes, THREADS // lanes
