@@ -155,6 +155,16 @@ def _split(x: Expr, divisor: int) -> tuple[Expr, Expr] | None:
     return Expr(whole, quotient * divisor), rest_part
 
 
+def _coarse(x: Expr, divisor: int) -> tuple[int, Expr, Expr] | None:
+    """Write ``x`` as ``g * whole + rest`` with ``g`` a divisor of ``divisor``, rest in [0, g)."""
+    for g in sorted({math.gcd(f, divisor) for _, f in x.terms}, reverse=True):
+        if g > 1 and (parts := _split(x, g)) is not None:
+            whole, rest = parts
+            terms = tuple((a, f // g) for a, f in whole.terms)
+            return g, Expr(terms, whole.offset // g), rest
+    return None
+
+
 def floordiv(x: Expr, divisor: int) -> Expr:
     """Return ``x // divisor`` for ``x`` that is not negative."""
     if divisor == 1:
@@ -172,10 +182,9 @@ def floordiv(x: Expr, divisor: int) -> Expr:
             return floordiv(atom.numerator, atom.divisor * divisor)
         if type(atom) is Mod and factor == 1 and atom.divisor % divisor == 0:
             return mod(floordiv(atom.numerator, divisor), atom.divisor // divisor)
-    common = math.gcd(divisor, x.offset, *(f for _, f in x.terms))
-    if common > 1:
-        inner = Expr(tuple((a, f // common) for a, f in x.terms), x.offset // common)
-        return floordiv(inner, divisor // common)
+    if (coarse := _coarse(x, divisor)) is not None:
+        g, whole, _ = coarse
+        return floordiv(whole, divisor // g)
     return Expr(((Div(x, divisor), 1),), 0)
 
 
@@ -192,10 +201,9 @@ def mod(x: Expr, divisor: int) -> Expr:
         ((atom, factor),) = x.terms
         if type(atom) is Mod and factor == 1 and atom.divisor % divisor == 0:
             return mod(atom.numerator, divisor)
-    common = math.gcd(divisor, x.offset, *(f for _, f in x.terms))
-    if common > 1:
-        inner = Expr(tuple((a, f // common) for a, f in x.terms), x.offset // common)
-        return mul(mod(inner, divisor // common), common)
+    if (coarse := _coarse(x, divisor)) is not None:
+        g, whole, rest = coarse
+        return add(mul(mod(whole, divisor // g), g), rest)
     if x.bounds[0] < 0:
         return Expr(((Mod(Expr(kept, x.offset), divisor), 1),), 0)
     return Expr(((Mod(x, divisor), 1),), 0)
@@ -216,6 +224,30 @@ def unravel(flat: Expr, shape: Sequence[int]) -> tuple[Expr, ...]:
 def ravel(axes: Sequence[Expr], shape: Sequence[int]) -> Expr:
     """Return the place in row-major order of the element at ``axes``."""
     return add(ZERO, *(mul(a, math.prod(shape[i + 1 :])) for i, a in enumerate(axes)))
+
+
+def substitute(x: Expr, name: str, value: Expr) -> Expr:
+    """Return ``x`` with ``value`` in place of the counter ``name``."""
+    parts = [number(x.offset)]
+    for atom, factor in x.terms:
+        if type(atom) is Div:
+            part = floordiv(substitute(atom.numerator, name, value), atom.divisor)
+        elif type(atom) is Mod:
+            part = mod(substitute(atom.numerator, name, value), atom.divisor)
+        elif atom.name == name:
+            part = value
+        else:
+            part = Expr(((atom, 1),), 0)
+        parts.append(mul(part, factor))
+    return add(*parts)
+
+
+def names_in(x: Expr) -> set[str]:
+    """Return the names of the counters and loaded numbers in ``x``."""
+    found: set[str] = set()
+    for atom, _ in x.terms:
+        found |= names_in(atom.numerator) if type(atom) in (Div, Mod) else {atom.name}
+    return found
 
 
 def evaluate(x: Expr, values: dict[str, int]) -> int:

@@ -329,19 +329,23 @@ class Graph:
     outputs : tuple of Node
     updates : tuple of (int, Node)
         Numbers of inputs and what they hold afterwards. Everything is read before any is written.
+    scalars : frozenset of int
+        Numbers of inputs, of shape (), that are given as Python numbers and not as arrays.
     """
 
-    __slots__ = ("inputs", "outputs", "updates")
+    __slots__ = ("inputs", "outputs", "updates", "scalars")
 
     def __init__(
         self,
         inputs: Iterable[Node],
         outputs: Iterable[Node],
         updates: Iterable[tuple[int, Node]] = (),
+        scalars: Iterable[int] = (),
     ) -> None:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.updates = tuple(updates)
+        self.scalars = frozenset(scalars)
 
     @property
     def roots(self) -> tuple[Node, ...]:

@@ -25,7 +25,7 @@ def memory(array):
         for n, s in zip(array.shape, array.strides, strict=True)
     )
     flat = np.lib.stride_tricks.as_strided(
-        array[lowest].reshape(1), ((high - low) // size + 1,), (size,)
+        array[(..., *lowest)].reshape(1), ((high - low) // size + 1,), (size,)
     )
     return flat, -low // size
 

@@ -1,0 +1,467 @@
+"""Which nodes share a kernel.
+
+Nodes are taken from the outputs backwards. Each joins the kernel that uses it, unless several do or
+it does not fit in; then its result is kept in memory and a kernel of its own begins, or one of its
+users stores it on the way. What decides is *places*: for each node of a kernel, the index at which
+it is needed, as an expression of the kernel's counters. A view changes the place and nothing else.
+A reduction fits in when all places at which its result is needed are that of the kernel's row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rtxarr.polygraph import _index as ix
+from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._index import Expr
+from rtxarr.polygraph._ir import Graph, Node
+
+# Beyond these a kernel is cut: registers and parameters are finite.
+_MAX_MEMBERS = 160
+_MAX_BUFFERS = 40
+
+# A node needed at more than one place of a kernel is computed for each if it is as cheap as this.
+_MAX_REPEATED = 4
+
+# Fewer rows than this, each longer, are reduced in two stages: nothing may follow in the kernel.
+FEW_ROWS, LONG_ROW = 64, 8192
+
+_ARITHMETIC = """
+    cast positive negative abs add subtract multiply maximum minimum where equal not_equal less
+    less_equal greater greater_equal logical_and logical_or logical_not bitwise_and bitwise_or
+    bitwise_xor bitwise_invert
+"""
+_CHEAP = frozenset(_ARITHMETIC.split())
+_LEAVES = ("input", "constant", "iota")
+_POINTWISE = frozenset((*ir.MAPS, "cast", *ir.VIEWS, "concat", "update", "gather", "take_along"))
+
+
+@dataclass(eq=False)
+class Group:
+    """Nodes that one kernel computes, or (``kind`` "eager") a node that the interpreter runs.
+
+    Attributes
+    ----------
+    kind : str
+        "map", "rows" or "columns" (see ``_loops``), or "eager".
+    outputs : dict of Node to Expr
+        What it leaves in memory, and the place of each.
+    need : dict of Node to set of Expr
+        All nodes that it computes or reads, and where.
+    members : set of Node
+        Those that it computes.
+    rows, cols, full, row
+        Trip counts; the place of an element of a reduction's source, and of its result.
+    """
+
+    kind: str
+    outputs: dict[Node, Expr] = field(default_factory=dict)
+    need: dict[Node, set[Expr]] = field(default_factory=dict)
+    members: set[Node] = field(default_factory=set)
+    rows: int = 1
+    cols: int = 1
+    full: Expr = ix.ZERO
+    row: Expr = ix.ZERO
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def space(self) -> tuple:
+        return self.kind, self.rows, self.cols, self.full
+
+    @property
+    def read(self) -> list[Node]:
+        """Nodes that it takes from memory."""
+        return [n for n in self.need if n not in self.members]
+
+
+def is_pointwise(node: Node, backend: Any) -> bool:
+    if node.op in ir.MAPS or node.op == "cast":
+        kinds = {s.dtype for s in node.src} | {node.dtype}
+        return all(backend.fuses(node.op, dtype) for dtype in kinds)
+    return node.op in _POINTWISE
+
+
+def is_reduction(node: Node, backend: Any) -> bool:
+    return node.op in ir.REDUCES and backend.fuses(node.op, node.src[0].dtype)
+
+
+def sources_at(node: Node, place: Expr, loaded: Any) -> list[tuple[Node, Expr]]:
+    """Return where the sources of a pointwise node are needed for its element at ``place``.
+
+    ``loaded(index, place)`` gives the expression for an element of an array of indices.
+    """
+    op = node.op
+    if op in ir.MAPS or op == "cast":
+        return [(s, place) for s in node.src]
+    if op in ir.VIEWS:
+        return [(node.src[0], view_place(node, place))]
+    axes = ix.unravel(place, node.shape)
+    if op == "concat":
+        (axis,) = node.attrs
+        found, start = [], 0
+        for part in node.src:
+            moved = (*axes[:axis], ix.add(axes[axis], ix.number(-start)), *axes[axis + 1 :])
+            found.append((part, ix.ravel(moved, part.shape)))
+            start += part.shape[axis]
+        return found
+    if op == "update":
+        x, value = node.src
+        starts, steps = node.attrs
+        moved = [
+            ix.floordiv(ix.mul(ix.add(a, ix.number(-start)), 1 if step > 0 else -1), abs(step))
+            for a, start, step in zip(axes, starts, steps, strict=True)
+        ]
+        return [(x, place), (value, ix.ravel(moved, value.shape))]
+    x, index = node.src
+    (axis,) = node.attrs
+    if op == "gather":
+        after = axis + index.ndim
+        at = ix.ravel(axes[axis:after], index.shape)
+        moved = (*axes[:axis], loaded(index, at), *axes[after:])
+    else:
+        at = place
+        moved = (*axes[:axis], loaded(index, at), *axes[axis + 1 :])
+    return [(x, ix.ravel(moved, x.shape)), (index, at)]
+
+
+def view_place(node: Node, place: Expr) -> Expr:
+    """Return where a view's source is read for the view's element at ``place``."""
+    (x,) = node.src
+    if node.op == "reshape":
+        return place
+    axes = ix.unravel(place, node.shape)
+    if node.op == "broadcast":
+        moved = [ix.ZERO if n == 1 else a for a, n in zip(axes, x.shape, strict=True)]
+    elif node.op == "permute":
+        (order,) = node.attrs
+        moved = [axes[order.index(i)] for i in range(x.ndim)]
+    else:
+        starts, steps = node.attrs
+        moved = [
+            ix.add(ix.mul(a, step), ix.number(start))
+            for a, start, step in zip(axes, starts, steps, strict=True)
+        ]
+    return ix.ravel(moved, x.shape)
+
+
+def reduction_space(node: Node) -> tuple[str, int, int, Expr, Expr]:
+    """Return kind, rows, cols, and the places of an element and of a result of a reduction."""
+    shape = node.src[0].shape
+    (axes,) = node.attrs
+    kept = [i for i in range(len(shape)) if i not in axes]
+    rows, cols = (math.prod(shape[i] for i in part) for part in (kept, axes))
+    r, c = ix.symbol("r", rows), ix.symbol("c", cols)
+    at = dict(zip(kept, ix.unravel(r, [shape[i] for i in kept]), strict=True))
+    at |= dict(zip(axes, ix.unravel(c, [shape[i] for i in axes]), strict=True))
+    full = ix.ravel([at[i] for i in range(len(shape))], shape)
+    last = max((i for i, n in enumerate(shape) if n > 1), default=None)
+    kind = "rows" if last is None or last in axes else "columns"
+    return kind, rows, cols, full, r
+
+
+class Scheduler:
+    """Makes the groups of a graph; ``why`` collects, for each kept node, why it is kept."""
+
+    def __init__(self, graph: Graph, backend: Any) -> None:
+        self.graph = graph
+        self.backend = backend
+        self.order = {node: i for i, node in enumerate(graph.nodes())}
+        self.groups: list[Group] = []
+        self.owner: dict[Node, Group] = {}  # of each node that is kept in memory
+        self.users: dict[Node, list[Group]] = {n: [] for n in self.order}
+        self.kept: set[Node] = {n for n in graph.roots if n.op not in _LEAVES}
+        self.why: dict[Node, str] = dict.fromkeys(self.kept, "result")
+
+    def run(self) -> list[Group]:
+        for node in reversed(self.order):
+            if node.op not in _LEAVES:
+                self._place(node)
+        self._merge_siblings()
+        return self._sorted()
+
+    # ------------------------------------------------------------------ one node at a time
+
+    def _place(self, node: Node) -> None:
+        users = self.users[node]
+        if not users and node not in self.kept:
+            return
+        pointwise = is_pointwise(node, self.backend)
+        if not pointwise and not is_reduction(node, self.backend):
+            self._eager(node)
+            return
+        if node in self.kept and node.op in ir.VIEWS and self._view_is_free(node):
+            self._eager(node)
+            for group in users:
+                self._try(node, group)  # else it reads the view's memory
+            return
+        if node not in self.kept:
+            if len(users) == 1 or (pointwise and self._is_cheaper_again(node)):
+                refusals = [why for g in users if (why := self._refusal(node, g))]
+                if not refusals:
+                    for group in users:
+                        self._join(node, group)
+                    return
+                self.why[node] = refusals[0]
+            else:
+                self.why[node] = f"used by {len(users)} kernels"
+            self.kept.add(node)
+        self._keep(node, users)
+
+    def _view_is_free(self, node: Node) -> bool:
+        (x,) = node.src
+        known = x.op == "input" or x in self.kept or not self._fuses(x)
+        return node.op in ("reshape", "permute") or known
+
+    def _fuses(self, node: Node) -> bool:
+        return is_pointwise(node, self.backend) or is_reduction(node, self.backend)
+
+    def _eager(self, node: Node) -> None:
+        """Let the interpreter run a node, on arrays in memory."""
+        group = Group("eager", outputs={node: ix.ZERO}, members={node}, need={node: set()})
+        self.groups.append(group)
+        self.owner[node] = group
+        for source in node.src:
+            self._request(source, group, None)
+            if source.op not in _LEAVES:
+                self.kept.add(source)
+                self.why.setdefault(source, f"read by {node.op}")
+
+    def _request(self, node: Node, group: Group, place: Expr | None) -> None:
+        if node not in group.need:
+            group.need[node] = set()
+            self.users[node].append(group)
+        if place is not None:
+            group.need[node].add(place)
+
+    def _keep(self, node: Node, users: list[Group]) -> None:
+        """Store a node's result: on the way in a kernel that computes it, or by a new one."""
+        for group in users:
+            if group.kind == "eager" or self._refusal(node, group):
+                continue
+            others = [g for g in users if g is not group]
+            place = self._own_place(node, group)
+            if place is None or self._reaches(group, others):
+                continue
+            self._join(node, group)
+            group.outputs[node] = group.row if node.op in ir.REDUCES else place
+            self.owner[node] = group
+            return
+        if node.op in ir.REDUCES:
+            kind, rows, cols, full, row = reduction_space(node)
+            group = Group(kind, rows=rows, cols=cols, full=full, row=row)
+            place = row
+        else:
+            place = ix.symbol("i", node.size)
+            group = Group("map", cols=node.size, full=place)
+        group.outputs[node] = place
+        self.groups.append(group)
+        self.owner[node] = group
+        group.need[node] = {place}
+        self._join(node, group)
+
+    def _own_place(self, node: Node, group: Group) -> Expr | None:
+        """Return the place of a node if it is that of the kernel's elements or rows."""
+        places = group.need[node]
+        if node.op in ir.REDUCES:  # it fits: its place is the row's
+            return group.row
+        if len(places) != 1:
+            return None
+        (place,) = places
+        if place == group.full and node.size == group.rows * group.cols:
+            return place
+        if group.kind != "map" and place == group.row and node.size == group.rows:
+            return place
+        return None
+
+    # ------------------------------------------------------------------------- fitting in
+
+    def _try(self, node: Node, group: Group) -> bool:
+        if self._refusal(node, group):
+            return False
+        self._join(node, group)
+        return True
+
+    def _refusal(self, node: Node, group: Group) -> str:
+        """Return why a node cannot be computed inside a kernel that uses it; "" if it can."""
+        if group.kind == "eager":
+            return f"read by {next(iter(group.outputs)).op}"
+        if len(group.members) >= _MAX_MEMBERS or len(group.read) >= _MAX_BUFFERS:
+            return "the kernel is full"
+        if node.op in ir.REDUCES:
+            return "" if self._fitting_space(node, group) else self._misfit(node, group)
+        places = len(group.need[node])
+        if places > 1 and self._cost(node) > _MAX_REPEATED:
+            return f"needed at {places} places of one kernel"
+        return ""
+
+    def _misfit(self, node: Node, group: Group) -> str:
+        if len(group.need[node]) > 1:
+            return "a reduction needed at several places"
+        if group.kind == "map":
+            return "a reduction whose rows are not those of its user"
+        return f"a reduction of other rows than those of the kernel ({group.rows} x {group.cols})"
+
+    def _cost(self, node: Node) -> int:
+        """Count what is computed again where a node is: its operations down to memory."""
+        return self._below(node)[0]
+
+    def _is_cheaper_again(self, node: Node) -> bool:
+        """Tell whether to compute a node in each of its users rather than to keep it."""
+        cost, n_read = self._below(node)
+        return cost <= _MAX_REPEATED and n_read <= 1
+
+    def _below(self, node: Node) -> tuple[int, int]:
+        """Return the operations between a node and memory, and the arrays of its size there."""
+        seen: set[Node] = set()
+        stack, cost, n_read = [node], 0, 0
+        while stack and cost <= _MAX_REPEATED:
+            n = stack.pop()
+            if n in seen:
+                continue
+            seen.add(n)
+            in_memory = n.op == "input" or (n in self.kept and n is not node)
+            if in_memory or not is_pointwise(n, self.backend):
+                n_read += n.size >= node.size and n.op not in ("constant", "iota")
+                continue
+            cost += 0 if n.op in ir.VIEWS else 1 if n.op in _CHEAP or n.op not in ir.MAPS else 4
+            stack.extend(n.src)
+        return cost, n_read
+
+    def _fitting_space(self, node: Node, group: Group) -> tuple | None:
+        """Return the space in which ``node`` reduces what ``group`` computes, with its counter.
+
+        The space is that of ``reduction_space`` and, for a kernel without rows yet, what its
+        counter ``i`` becomes.
+        """
+        kind, rows, cols, full, row = reduction_space(node)
+        long_rows = rows < FEW_ROWS and cols > LONG_ROW
+        if group.kind != "map":
+            same = (kind, rows, cols, full) == group.space and group.need[node] == {row}
+            fits = same and not (long_rows and self._feeds(node, group))
+            return (kind, rows, cols, full, row, None) if fits else None
+        size = group.cols
+        if rows * cols == size and cols > 1 and not long_rows:  # noqa: SIM102
+            if self._moved(group.need[node], full) == {row}:
+                return kind, rows, cols, full, row, full
+        if rows == size and self._moved(group.need[node], row) == {row}:
+            return kind, rows, cols, full, row, row
+        return None
+
+    def _feeds(self, node: Node, group: Group) -> bool:
+        """Tell whether a kernel uses ``node`` before the end of its pass over the elements."""
+        stack = [s for n in group.members if n.op in ir.REDUCES for s in n.src]
+        while stack:
+            n = stack.pop()
+            if n is node:
+                return True
+            if n in group.members:
+                stack.extend(n.src)
+        return False
+
+    def _moved(self, places: Iterable[Expr], counter: Expr) -> set[Expr]:
+        return {ix.substitute(p, "i", counter) for p in places}
+
+    def _join(self, node: Node, group: Group) -> None:
+        """Let a kernel compute a node, and ask for its sources at their places."""
+        if node.op in ir.REDUCES:
+            if group.kind == "map":
+                self._give_rows(node, group)
+            group.members.add(node)
+            self._request(node.src[0], group, group.full)
+            return
+        group.members.add(node)
+        for place in sorted(group.need[node], key=repr):
+            for source, at in sources_at(node, place, self.loaded):
+                self._request(source, group, at)
+
+    def _give_rows(self, node: Node, group: Group) -> None:
+        found = self._fitting_space(node, group)
+        if found is None:
+            raise AssertionError("a reduction joins a kernel that it fits into")
+        group.kind, group.rows, group.cols, group.full, group.row, counter = found
+        for n, places in group.need.items():
+            group.need[n] = self._moved(places, counter)
+        group.outputs = {
+            n: ix.substitute(place, "i", counter) for n, place in group.outputs.items()
+        }
+
+    def loaded(self, index: Node, place: Expr) -> Expr:
+        """Return the expression for an element of an array of indices."""
+        name = f"{self.order[index]}[{place}]"
+        return ix.loaded(name, 2**62)
+
+    # ------------------------------------------------------------------ between the groups
+
+    def _sources(self, group: Group) -> list[Group]:
+        return [self.owner[n] for n in group.read if n in self.owner]
+
+    def _reaches(self, group: Group, others: list[Group]) -> bool:
+        """Tell whether a group needs, over any number of steps, what one of the others gives."""
+        targets = set(map(id, others))
+        seen: set[int] = set()
+        stack = [group]
+        while stack:
+            for source in self._sources(stack.pop()):
+                if id(source) in targets:
+                    return True
+                if id(source) not in seen:
+                    seen.add(id(source))
+                    stack.append(source)
+        return False
+
+    def _merge_siblings(self) -> None:
+        """Let kernels over the same elements that read the same memory be one."""
+        by_space: dict[tuple, list[Group]] = {}
+        for group in list(self.groups):
+            if group.kind == "eager":
+                continue
+            same = by_space.setdefault(group.space, [])
+            for other in same:
+                if self._siblings(group, other):
+                    self._merge(group, other)
+                    break
+            else:
+                same.append(group)
+
+    def _siblings(self, a: Group, b: Group) -> bool:
+        shared = set(a.read) & set(b.read)
+        if not any(n.ndim and n.op not in _LEAVES[1:] for n in shared):
+            return False
+        if len(a.members | b.members) > _MAX_MEMBERS or len({*a.read, *b.read}) > _MAX_BUFFERS:
+            return False
+        few = a.kind != "map" and a.rows < FEW_ROWS and a.cols > LONG_ROW
+        return not few and not self._reaches(a, [b]) and not self._reaches(b, [a])
+
+    def _merge(self, group: Group, into: Group) -> None:
+        into.outputs |= group.outputs
+        into.members |= group.members
+        for node, places in group.need.items():
+            into.need.setdefault(node, set()).update(places)
+        for node in group.outputs:
+            self.owner[node] = into
+        self.groups.remove(group)
+
+    def _sorted(self) -> list[Group]:
+        """Order the groups so that each comes after those that it reads from."""
+        position = {id(g): min(self.order[n] for n in g.outputs) for g in self.groups}
+        done: dict[int, Group] = {}
+
+        def visit(first: Group) -> None:
+            stack = [(first, False)]
+            while stack:
+                group, ready = stack.pop()
+                if id(group) in done:
+                    continue
+                if ready:
+                    done[id(group)] = group
+                    continue
+                stack.append((group, True))
+                sources = sorted(self._sources(group), key=lambda g: -position[id(g)])
+                stack.extend((g, False) for g in sources if id(g) not in done)
+
+        for group in sorted(self.groups, key=lambda g: position[id(g)]):
+            visit(group)
+        return list(done.values())

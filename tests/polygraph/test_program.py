@@ -1,0 +1,195 @@
+"""Programs: what is fused, and that running the kernels gives what the interpreter does."""
+
+import random
+
+import numpy as np
+import pytest
+
+from rtxarr.polygraph import _interpret
+from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._program import Program
+from rtxarr.testing import assert_close
+
+from . import loops_reference
+from .random_graphs import Maker
+
+
+class Reference:
+    """The back end that runs loops as they are written; what it allocates holds no zeros."""
+
+    def fuses(self, op, dtype):
+        return True
+
+    def empty(self, shape, dtype):
+        out = np.empty(shape, dtype)
+        out.reshape(-1).view(np.uint8)[:] = 0xA5
+        return out
+
+    def build(self, loops):
+        return lambda *arrays: loops_reference.run(loops, *arrays)
+
+
+def run(graph, arrays, **options):
+    """Run by kernels and by the interpreter; check that they agree; give the program."""
+    program = Program(graph, Reference(), **options)
+    ours = [np.array(a, copy=True) for a in arrays]
+    theirs = [np.array(a, copy=True) for a in arrays]
+    for got, want in zip(program(*ours), _interpret.run(graph, theirs, np), strict=True):
+        assert got.dtype == want.dtype
+        assert_close(got, want)
+    for a, b in zip(ours, theirs, strict=True):
+        assert_close(a, b)
+    return program
+
+
+def kernels(program):
+    return [(s.loops.kind, s.loops.rows, s.loops.cols) for s in program.steps if s.loops]
+
+
+def rows_of(x, n):
+    """Broadcast one value a row back to the shape of ``x``."""
+    return ir.broadcast(ir.reshape(n, (*x.shape[:-1], 1)), x.shape)
+
+
+def softmax(x):
+    e = ir.map_node("exp", ir.map_node("subtract", x, rows_of(x, last("max", x))))
+    return ir.map_node("divide", e, rows_of(x, last("sum", e)))
+
+
+def last(op, x):
+    return ir.reduce_node(op, x, (x.ndim - 1,))
+
+
+def number(value, x):
+    return ir.broadcast(ir.constant(value, x.dtype), x.shape)
+
+
+def mean(x):
+    total = last("sum", x)
+    return ir.map_node("divide", total, number(x.shape[-1], total))
+
+
+def normalized(x):
+    d = ir.map_node("subtract", x, rows_of(x, mean(x)))
+    variance = mean(ir.map_node("square", d))
+    deviation = ir.map_node("sqrt", ir.map_node("add", variance, number(1e-5, variance)))
+    return ir.map_node("divide", d, rows_of(x, deviation))
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(3)
+
+
+def test_a_chain_is_one_kernel(rng):
+    x = ir.input_node(0, "float32", (5, 7))
+    y = ir.map_node("tanh", ir.map_node("add", ir.map_node("multiply", x, x), number(0.5, x)))
+    program = run(ir.Graph([x], [y]), [rng.standard_normal((5, 7), "f4")])
+    assert kernels(program) == [("map", 1, 35)]
+
+
+@pytest.mark.parametrize("function", [softmax, normalized])
+def test_a_row_is_reduced_and_used_in_one_kernel(rng, function):
+    x = ir.input_node(0, "float32", (3, 4, 10))
+    program = run(ir.Graph([x], [function(x)]), [rng.standard_normal((3, 4, 10), "f4")])
+    assert kernels(program) == [("rows", 12, 10)]
+
+
+def test_group_norm_with_what_follows_is_one_kernel(rng):
+    shape = (2, 8, 3, 5)
+    x, weight = ir.input_node(0, "float32", shape), ir.input_node(1, "float32", (8,))
+    y = ir.reshape(normalized(ir.reshape(x, (2, 4, 30))), shape)
+    y = ir.map_node("multiply", y, ir.broadcast(ir.reshape(weight, (1, 8, 1, 1)), shape))
+    y = ir.map_node("multiply", y, ir.map_node("sigmoid", y))
+    arrays = [rng.standard_normal(shape, "f4"), rng.standard_normal(8, "f4")]
+    assert kernels(run(ir.Graph([x, weight], [y]), arrays)) == [("rows", 8, 30)]
+
+
+def test_a_map_goes_into_a_reduction_of_columns(rng):
+    x = ir.input_node(0, "float32", (6, 10))
+    total = ir.reduce_node("sum", ir.map_node("exp", x), (0,))
+    program = run(ir.Graph([x], [total]), [rng.standard_normal((6, 10), "f4")])
+    assert kernels(program) == [("columns", 10, 6)]
+
+
+def test_few_long_rows_are_not_followed_by_maps(rng):
+    x = ir.input_node(0, "float32", (2, 10000))
+    program = run(ir.Graph([x], [softmax(x)]), [rng.standard_normal((2, 10000), "f4")])
+    assert [k[0] for k in kernels(program)] == ["rows", "rows", "map"]
+
+
+def test_results_over_the_same_elements_share_a_kernel(rng):
+    x = ir.input_node(0, "float32", (20,))
+    graph = ir.Graph([x], [ir.map_node("sin", x), ir.map_node("cos", x)])
+    assert len(kernels(run(graph, [rng.standard_normal(20, "f4")]))) == 1
+
+
+def test_a_result_that_is_also_used_is_stored_on_the_way(rng):
+    x = ir.input_node(0, "float32", (4, 6))
+    e = ir.map_node("exp", x)
+    graph = ir.Graph([x], [e, ir.map_node("tanh", e)])
+    assert kernels(run(graph, [rng.standard_normal((4, 6), "f4")])) == [("map", 1, 24)]
+
+
+def test_no_kernel_waits_for_itself(rng):
+    """A result stored on the way may not be needed by what its kernel waits for."""
+    x = ir.input_node(0, "float32", (4, 4))
+    e = ir.map_node("exp", x)
+    product = ir.matmul(e, e)
+    graph = ir.Graph([x], [ir.map_node("add", e, product)])
+    run(graph, [rng.standard_normal((4, 4), "f4")])
+
+
+def test_updates_are_written_where_they_belong(rng):
+    p, g = ir.input_node(0, "float32", (10,)), ir.input_node(1, "float32", (10,))
+    m = ir.map_node("add", p, g)
+    graph = ir.Graph([p, g], [], [(0, m), (1, ir.map_node("multiply", m, g))])
+    program = run(graph, [rng.standard_normal(10, "f4"), rng.standard_normal(10, "f4")])
+    assert sorted(program.steps[0].made) == [0, 1]
+
+
+def test_everything_is_read_before_an_update_is_written(rng):
+    x = ir.input_node(0, "float32", (8,))
+    shifted = ir.concat([ir.slice_node(x, (7,), (1,), (1,)), ir.slice_node(x, (0,), (1,), (7,))], 0)
+    run(ir.Graph([x], [ir.slice_node(x, (2,), (1,), (3,))], [(0, shifted)]), [rng.random(8, "f4")])
+
+
+def test_inputs_that_overlap_are_read_before_any_is_written(rng):
+    x, y = ir.input_node(0, "float32", (7,)), ir.input_node(1, "float32", (7,))
+    graph = ir.Graph([x, y], [], [(0, ir.map_node("add", x, y))])
+    program = Program(graph, Reference(), disjoint=False)
+    memory = rng.random(8, "f4")
+    want = memory.copy()
+    want[1:] = want[1:] + want[:-1]
+    program(memory[1:], memory[:-1])
+    assert_close(memory, want)
+
+
+def test_strided_inputs_are_read_in_place(rng):
+    base = rng.standard_normal((6, 8), "f4")
+    x = ir.input_node(0, "float32", (4, 3))
+    view = base[::2, ::-2].T
+    program = Program(ir.Graph([x], [softmax(x)]), Reference(), strides=[(-2, 16)])
+    (got,) = program(view)
+    assert_close(got, _interpret.run(ir.Graph([x], [softmax(x)]), [view], np)[0])
+
+
+def test_a_number_is_a_parameter(rng):
+    x, a = ir.input_node(0, "float32", (5,)), ir.input_node(1, "float32", ())
+    graph = ir.Graph([x, a], [ir.map_node("multiply", x, ir.broadcast(a, (5,)))], scalars=[1])
+    program = Program(graph, Reference())
+    assert [b.is_scalar for b in program.steps[0].loops.buffers] == [False, True, False]
+    array = rng.standard_normal(5, "f4")
+    assert_close(program(array, np.float32(2))[0], 2 * array)
+
+
+def test_empty_arrays_are_left_to_the_interpreter():
+    x = ir.input_node(0, "float32", (0, 3))
+    total = ir.reduce_node("sum", ir.map_node("exp", x), (0,))
+    run(ir.Graph([x], [total]), [np.empty((0, 3), "f4")])
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_graphs(seed):
+    maker = Maker(seed, dtype="float64", n_steps=random.Random(seed).randint(3, 25))
+    run(maker.graph(), maker.arrays())
