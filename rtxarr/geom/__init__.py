@@ -23,6 +23,7 @@ from rtxarr.geom._gin import EdgeConv, GINConv, GINEConv
 from rtxarr.geom._graph import Graph
 from rtxarr.geom._hetero import HeteroConv, HeteroGraph
 from rtxarr.geom._hetero_sampling import HeteroNeighborSampler, HeteroSample
+from rtxarr.geom._inference import LocalExchange, PartitionedGraph, Shard, infer_layerwise
 from rtxarr.geom._jumping import JumpingKnowledge
 from rtxarr.geom._layer import load_arrays
 from rtxarr.geom._links import LinkSample, LinkSampler, negative_destinations
@@ -121,12 +122,14 @@ __all__ = [
     "LinkSampler",
     "LinkSplit",
     "Links",
+    "LocalExchange",
     "MessagePassing",
     "NeighborLoader",
     "NeighborSampler",
     "Neighbors",
     "PNAConv",
     "PairNorm",
+    "PartitionedGraph",
     "Plan",
     "PlannedStep",
     "PointNetSetAbstraction",
@@ -137,6 +140,7 @@ __all__ = [
     "SaintSampler",
     "Sample",
     "Set2Set",
+    "Shard",
     "TemporalSample",
     "TemporalSampler",
     "TopKPooling",
@@ -174,6 +178,7 @@ __all__ = [
     "global_mean",
     "global_sum",
     "hits_at_k",
+    "infer_layerwise",
     "jitter_points",
     "k_hop",
     "knn",

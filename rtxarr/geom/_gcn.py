@@ -68,8 +68,6 @@ def gcn_norm(
     >>> geom.gcn_norm(graph)
     (Graph(2 nodes, 4 edges), array([0.5, 0.5, 0.5, 0.5], dtype=float32))
     """
-    if not graph.is_square:
-        raise ValueError("the normalised matrix needs a graph whose sources are its destinations")
     if weight is None:
         dtype = np.dtype("float32" if dtype is None else dtype)
         key = ("gcn_norm", bool(improved), bool(add_self_loops), dtype)
@@ -81,6 +79,11 @@ def gcn_norm(
 
 
 def _norm(graph, weight, improved, add_self_loops, dtype):
+    if not graph.is_square:
+        raise ValueError(
+            "the normalised matrix needs a graph whose sources are its destinations; for parts of "
+            "one give the weights of gcn_norm to layers with normalize=False"
+        )
     xp = _device.namespace(graph.indptr)
     wide = accumulator(np.dtype(dtype))
     if weight is None:

@@ -68,6 +68,8 @@ class SGConv(Layer):
         self.lin = linear(in_channels, out_channels, bias=bias, **made(dtype, device, generator))
 
     def forward(self, graph: Graph, x: Any, edge_weight: Any = None) -> Any:
+        if self.k != 1:
+            _require_square(graph)
         graph, weight = gcn_norm(
             graph, edge_weight, add_self_loops=self.add_self_loops, dtype=raw(x).dtype
         )
@@ -132,6 +134,7 @@ class APPNP(Layer):
         self.add_self_loops, self.generator = add_self_loops, generator
 
     def forward(self, graph: Graph, x: Any, edge_weight: Any = None) -> Any:
+        _require_square(graph)
         graph, weight = gcn_norm(
             graph, edge_weight, add_self_loops=self.add_self_loops, dtype=raw(x).dtype
         )
@@ -241,6 +244,14 @@ def _laplacian(graph, weight, dtype):
     degree = _edges.collect(weight, graph=graph.T)
     check_degrees(raw(degree))
     return scaled(weight, degree, graph)
+
+
+def _require_square(graph):
+    if not graph.is_square:
+        raise ValueError(
+            "several steps need a graph whose sources are its destinations, got one with "
+            f"{graph.n_src} and {graph.n_dst}"
+        )
 
 
 def _check_steps(k, least):

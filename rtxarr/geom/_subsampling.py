@@ -210,7 +210,7 @@ class ClusterSampler:
         return Sample((inner,), nodes, (ids,), nodes.shape[0])
 
 
-def partition(graph: Graph, n_parts: int, *, n_passes: int = 10) -> Any:
+def partition(graph: Graph, n_parts: int, *, method: str = "greedy", n_passes: int = 10) -> Any:
     """Cut a graph into parts of about one size, with few edges between them.
 
     Nodes go, in the order of a breadth-first search, to the part that has most of their neighbours,
@@ -221,13 +221,17 @@ def partition(graph: Graph, n_parts: int, *, n_passes: int = 10) -> Any:
     graph : Graph
         Directions do not matter.
     n_parts : int
+    method : {"greedy", "ranges"}, default "greedy"
+        "ranges" takes the nodes as they are numbered, in runs of about as many nodes and edges that
+        end there.
     n_passes : int, default 10
+        Of "greedy".
 
     Returns
     -------
     array of int64, shape (n_nodes,)
-        The part of each node, in [0, n_parts). None has more than ``ceil(1.1 n_nodes / n_parts)``.
-        Found on the host, always the same.
+        The part of each node, in [0, n_parts). With "greedy" none has more than
+        ``ceil(1.1 n_nodes / n_parts)``. Found on the host, always the same.
 
     References
     ----------
@@ -246,6 +250,13 @@ def partition(graph: Graph, n_parts: int, *, n_passes: int = 10) -> Any:
     _require_square(graph)
     n_parts = _integer("n_parts", n_parts, 1, 2**31)
     n_passes = _integer("n_passes", n_passes, 1, 2**31)
+    if method == "ranges":
+        work = _device.to_device(graph.indptr, "cpu") + np.arange(graph.n_nodes + 1)
+        middles = (work[1:] + work[:-1]) / 2
+        parts = np.minimum(n_parts * middles // max(work[-1], 1), n_parts - 1)
+        return like(graph.indptr, parts.astype(np.int64))
+    if method != "greedy":
+        raise ValueError(f"method must be 'greedy' or 'ranges', got {method!r}")
     rows, turned = (
         (_device.to_device(part.indptr, "cpu"), _device.to_device(part.indices, "cpu"))
         for part in (graph, graph.T)
