@@ -13,7 +13,8 @@ from rtxarr.testing import assert_close
 DTYPES = ["float32", "float64", "float16", ml_dtypes.bfloat16]
 KINDS = {
     "sum": "plain", "mean": "mean", "max": "filled", "min": "filled", "weighted": "plain",
-    "scaled": "plain", "squares": "mean", "ties": "share", "matched": "plain", "difference": "plain",
+    "scaled": "plain", "squares": "mean", "ties": "share", "matched": "plain",
+    "difference": "plain",
 }  # fmt: skip
 
 
@@ -280,9 +281,7 @@ def test_second_gradients_are_those_of_the_cpu(both_paths, skewed, op):
         tracked = rx.Tensor(there(x, place), requires_grad=True)
         whole = rx.Tensor(there(g, place), requires_grad=True)
         out = geom.aggregate(graph, tracked, op)
-        (first,) = rx.autograd.gradients(
-            [rx.sum(out * whole)], [tracked], create_graph=True
-        )
+        (first,) = rx.autograd.gradients([rx.sum(out * whole)], [tracked], create_graph=True)
         rx.sum(first * there(v, place)).backward()
         return [rx.Tensor(a.grad).numpy() for a in (tracked, whole) if a.grad is not None]
 
