@@ -10,6 +10,7 @@ from rtxarr.polygraph import _interpret
 from rtxarr.polygraph._ir import VIEWS, Graph, Node
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._lower import lower
+from rtxarr.polygraph._passes import simplify
 from rtxarr.polygraph._schedule import Group, Scheduler
 
 
@@ -59,7 +60,7 @@ class Program:
         strides: Sequence[tuple[int, ...] | None] = (),
         disjoint: bool = True,
     ) -> None:
-        self.graph = graph
+        graph = self.graph = simplify(graph)
         self.backend = backend
         self.disjoint = disjoint
         self._strides = {
