@@ -47,7 +47,7 @@ def main():
         start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             result = recipes.run(kind, config, out=folder, seed=seed)
-        found.append(result.test_accuracy)
+        found.append(result.test_metric)
         seconds = round(time.perf_counter() - start, 1)
         print(json.dumps({"seed": seed, "test": found[-1], "seconds": seconds}), flush=True)
     spread = {"mean": np.mean(found), "std": np.std(found), "min": min(found), "max": max(found)}

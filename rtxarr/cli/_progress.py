@@ -13,9 +13,9 @@ _LINES = 10
 _SECONDS = 15.0
 
 
-def make_watch(title: str, device: Device) -> Any:
+def make_watch(title: str, device: Device, metric: str) -> Any:
     """Give what tells the user, under a title, for a ``with`` block."""
-    return _Bar(title, device) if _can_draw() else _Lines(title, device)
+    return (_Bar if _can_draw() else _Lines)(title, device, metric)
 
 
 def _can_draw() -> bool:
@@ -27,8 +27,8 @@ def _can_draw() -> bool:
 class _Lines(Watch, AbstractContextManager):
     """A line for the first epoch, the last, and some between."""
 
-    def __init__(self, title: str, device: Device):
-        self.title, self.device = title, device
+    def __init__(self, title: str, device: Device, metric: str):
+        self.title, self.device, self.metric = title, device, metric
 
     def __exit__(self, *error: object) -> None:
         pass
@@ -44,8 +44,9 @@ class _Lines(Watch, AbstractContextManager):
         if due or epoch in (self.first, self.n_epochs):
             self.printed = now
             left = (now - self.started) / (epoch - self.first + 1) * (self.n_epochs - epoch)
+            place = f"epoch {epoch:{len(str(self.n_epochs))}}/{self.n_epochs}"
             print(
-                f"epoch {epoch:{len(str(self.n_epochs))}}/{self.n_epochs}  {_figures(entry)}  "
+                f"{place}  {_figures(entry, self.metric)}  "
                 f"{left:.0f} s left  {_memory(self.device)}",
                 flush=True,
             )
@@ -54,10 +55,10 @@ class _Lines(Watch, AbstractContextManager):
 class _Bar(Watch, AbstractContextManager):
     """One line that is drawn again and again."""
 
-    def __init__(self, title: str, device: Device):
+    def __init__(self, title: str, device: Device, metric: str):
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.title, self.device = title, device
+        self.title, self.device, self.metric = title, device, metric
         self.bar = Progress(
             TextColumn("epoch {task.fields[epoch]}/{task.total}"),
             BarColumn(bar_width=24),
@@ -86,15 +87,15 @@ class _Bar(Watch, AbstractContextManager):
             self.task,
             completed=self.n_done,
             epoch=self.n_done,
-            figures=_figures(entry),
+            figures=_figures(entry, self.metric),
             memory=_memory(self.device),
         )
 
 
-def _figures(entry: dict[str, Any]) -> str:
+def _figures(entry: dict[str, Any], metric: str) -> str:
     return (
         f"loss {entry['train_loss']:.3f} val {entry['val_loss']:.3f}  "
-        f"accuracy {entry['train_accuracy']:.3f} val {entry['val_accuracy']:.3f}"
+        f"{metric} {entry[f'train_{metric}']:.3f} val {entry[f'val_{metric}']:.3f}"
     )
 
 

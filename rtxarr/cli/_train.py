@@ -74,7 +74,7 @@ def train(
     title = f"{plan.kind.name} on {where}, seed {plan.seed}, into {plan.folder}"
     command = f"rtx train --resume --out {shlex.quote(str(plan.folder))}"
     try:
-        with make_watch(title, plan.device) as watch:
+        with make_watch(title, plan.device, plan.kind.metric) as watch:
             result = recipes.run(
                 plan.kind,
                 plan.config,
@@ -115,7 +115,8 @@ def train(
         print(f"finished already: {n_done} of {plan.config.epochs} epochs")
     for note in result.notes:
         print(note)
-    print(f"test accuracy {result.test_accuracy:.4f}, parameters of epoch {result.best['epoch']}")
+    what = f"test {plan.kind.metric} {result.test_metric:.4f}"
+    print(f"{what}, parameters of epoch {result.best['epoch']}")
     names = sorted(path.name for path in plan.folder.iterdir())
     files = ", ".join(name for name in names if not name.startswith("."))
     print(f"{time.perf_counter() - start:.1f} s; {plan.folder} has {files}")

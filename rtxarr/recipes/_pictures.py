@@ -18,14 +18,15 @@ def draw_curves(
     title: str,
     history: list[dict[str, Any]],
     best: dict[str, Any],
-    test_accuracy: float,
+    test_metric: float,
     baselines: Mapping[str, tuple[float, str]],
+    metric: str,
 ) -> None:
-    """Draw loss and accuracy over the epochs, the best epoch marked."""
+    """Draw the loss and a metric over the epochs, the best epoch marked."""
     figure = _figure(9.0, 3.9)
     left, right = figure.subplots(1, 2)
     epochs = [entry["epoch"] for entry in history]
-    for axes, what in ((left, "loss"), (right, "accuracy")):
+    for axes, what in ((left, "loss"), (right, metric)):
         _clean(axes)
         axes.grid(axis="y", color=_PALE, linewidth=0.8)
         for colour, part, name in (
@@ -58,8 +59,8 @@ def draw_curves(
         axes.margins(x=0.02)
         axes.xaxis.get_major_locator().set_params(integer=True)
     left.legend(frameon=False, labelcolor=_INK)
-    accuracy = f"test accuracy {100 * test_accuracy:.1f} %"
-    _write(figure, path, f"{title}: {accuracy} with the parameters of epoch {best['epoch']}")
+    result = f"test {metric} {100 * test_metric:.1f} %"
+    _write(figure, path, f"{title}: {result} with the parameters of epoch {best['epoch']}")
 
 
 def draw_embedding(

@@ -29,8 +29,10 @@ class Recipe:
         What :meth:`minimize` scales the loss with, for float16.
     capture : bool
         Whether :meth:`captured` makes CUDA graphs; the loop sets it.
+    metric : str
+        What is measured beside the loss, the more the better, from 0 to 1.
     baselines : dict
-        For ``"loss"`` and ``"accuracy"``, ``(value, name)`` of what to compare the curves with.
+        For ``"loss"`` and for ``metric``, ``(value, name)`` of what to compare the curves with.
     files : tuple of str
         What :meth:`finish` leaves. A finished run that is resumed calls it where one is missing,
         or where none is named.
@@ -40,6 +42,7 @@ class Recipe:
 
     name: ClassVar[str]
     Config: ClassVar[type[Config]]
+    metric: ClassVar[str] = "accuracy"
     stateful: ClassVar[tuple[str, ...]] = ("model", "optimizer")
     files: ClassVar[tuple[str, ...]] = ()
     model: Any
@@ -52,7 +55,7 @@ class Recipe:
         raise TypeError(f"{type(self).__name__} must define __init__")
 
     def train_epoch(self, epoch: int, progress: Callable[[float], None]) -> tuple[Any, Any]:
-        """Train for one epoch, counted from 0; give the mean loss and accuracy while training.
+        """Train for one epoch, counted from 0; give the mean loss and metric while training.
 
         ``progress(fraction)`` may be called on the way.
         """
@@ -84,12 +87,12 @@ class Recipe:
             scaler.update()
 
     def evaluate(self, part: str) -> tuple[Any, Any]:
-        """Give the loss and accuracy on ``"val"`` or ``"test"``, without dropout."""
+        """Give the loss and metric on ``"val"`` or ``"test"``, without dropout."""
         raise TypeError(f"{type(self).__name__} must define evaluate()")
 
     def rank(self, entry: dict[str, Any]) -> tuple[float, ...]:
         """Give what is largest for the epoch whose parameters are kept, from its metrics."""
-        return entry["val_accuracy"], -entry["val_loss"]
+        return entry[f"val_{self.metric}"], -entry["val_loss"]
 
     def finish(self, folder: Path) -> list[str]:
         """Leave something of the trained model in ``folder``; give lines to print."""

@@ -28,9 +28,13 @@ METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 CURVES = "curves.png"
 
-# What a checkpoint has, and what is measured in an epoch.
+# What a checkpoint has, and then what is measured in an epoch.
 _STATE = ("identity", "history", "best", "best_model", "training", "random")
-_MEASURED = ("train_loss", "val_loss", "train_accuracy", "val_accuracy", "epoch_ms")
+
+
+def _measured(metric: str) -> tuple[str, ...]:
+    return "train_loss", "val_loss", f"train_{metric}", f"val_{metric}", "epoch_ms"
+
 
 # Training is never further ahead of the checkpoint than this, or than one epoch.
 _SECONDS_BETWEEN_SAVES = 5.0
@@ -51,8 +55,8 @@ class Result:
     best : dict
         The entry of the epoch whose parameters are in ``model.safetensors``; empty before the
         first.
-    test_accuracy : float or None
-        None when the run was interrupted.
+    test_metric : float or None
+        The recipe's ``metric``; None when the run was interrupted.
     signal : int or None
         The signal that interrupted it.
     notes : list of str
@@ -63,7 +67,7 @@ class Result:
 
     history: list[dict[str, Any]]
     best: dict[str, Any]
-    test_accuracy: float | None = None
+    test_metric: float | None = None
     signal: int | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
     was_finished: bool = False
@@ -137,7 +141,7 @@ def run(
     identity = {"recipe": kind.name, "seed": seed, "config": dataclasses.asdict(config)}
     random.seed(seed)
     with (
-        _open_folder(folder, identity, resume) as saved,
+        _open_folder(folder, identity, resume, kind.metric) as saved,
         place,
         _one_blas_thread(),
         _stopping() as stop,
@@ -180,13 +184,15 @@ def read_identity(folder: str | os.PathLike) -> dict[str, Any]:
 
 
 @contextmanager
-def _open_folder(folder: Path, identity: dict, resume: bool) -> Iterator[dict[str, Any] | None]:
+def _open_folder(
+    folder: Path, identity: dict, resume: bool, metric: str
+) -> Iterator[dict[str, Any] | None]:
     """Make the folder, or give the checkpoint in it; keep other runs out in the ``with`` block."""
     if resume:
         if not (folder / CHECKPOINT).exists():
             raise RunError(f"{folder} holds no run to resume: {folder / CHECKPOINT} is not there")
         with _locked(folder):
-            yield _load(folder, identity)
+            yield _load(folder, identity, metric)
         return
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} must be a folder, it is a file")
@@ -229,7 +235,7 @@ def _warn_unlocked(folder: Path, reason: str | None) -> None:
     )
 
 
-def _load(folder: Path, identity: dict) -> dict[str, Any]:
+def _load(folder: Path, identity: dict, metric: str) -> dict[str, Any]:
     """Give the checkpoint if it is one of the run that ``identity`` describes."""
     path = folder / CHECKPOINT
     saved = load_checkpoint(path, device="cpu")
@@ -248,13 +254,13 @@ def _load(folder: Path, identity: dict) -> dict[str, Any]:
     if not (
         isinstance(history, list)
         and len(history) <= n_epochs
-        and all(map(_is_entry, history))
+        and all(_is_entry(entry, metric) for entry in history)
         and [entry["epoch"] for entry in history] == list(range(1, len(history) + 1))
     ):
         raise CheckpointError(
             f"{path}: history must list the metrics of each epoch, of {n_epochs} at most"
         )
-    fits = _is_entry(best) and best in history if history else isinstance(best, dict) and not best
+    fits = _is_entry(best, metric) and best in history if history else best == {}
     if not fits:
         raise CheckpointError(f"{path}: best must be an entry of history, empty before the first")
     return saved
@@ -272,13 +278,13 @@ def _is_identity(x: Any) -> bool:
     )
 
 
-def _is_entry(x: Any) -> bool:
+def _is_entry(x: Any, metric: str) -> bool:
     """Tell whether ``x`` is what was measured in an epoch."""
     return (
         isinstance(x, dict)
-        and set(x) == {"epoch", *_MEASURED}
+        and set(x) == {"epoch", *_measured(metric)}
         and type(x["epoch"]) is int
-        and all(type(x[key]) is float and math.isfinite(x[key]) for key in _MEASURED)
+        and all(type(x[key]) is float and math.isfinite(x[key]) for key in _measured(metric))
     )
 
 
@@ -320,14 +326,14 @@ class _Loop:
     def _epoch(self, watch: Watch) -> dict[str, Any]:
         start = time.perf_counter()
         done = len(self.history)
-        train_loss, train_accuracy = map(float, self.training.train_epoch(done, watch.progress))
-        val_loss, val_accuracy = map(float, self.training.evaluate("val"))
+        train_loss, train_metric = map(float, self.training.train_epoch(done, watch.progress))
+        val_loss, val_metric = map(float, self.training.evaluate("val"))
         entry = {
             "epoch": done + 1,
             "train_loss": train_loss,
             "val_loss": val_loss,
-            "train_accuracy": train_accuracy,
-            "val_accuracy": val_accuracy,
+            f"train_{self.training.metric}": train_metric,
+            f"val_{self.training.metric}": val_metric,
             "epoch_ms": round(1000 * (time.perf_counter() - start), 3),
         }
         for key in ("train_loss", "val_loss"):
@@ -380,13 +386,16 @@ class _Loop:
 
         training = self.training
         training.model.load_state_dict(self.best_model)
-        test_accuracy = float(training.evaluate("test")[1])
-        self.history[-1]["test_accuracy"] = test_accuracy
+        test_metric = float(training.evaluate("test")[1])
+        self.history[-1][f"test_{self.training.metric}"] = test_metric
 
         def lacks(*names: str) -> bool:
             return not (was_finished and all((self.folder / name).exists() for name in names))
 
-        if lacks(METRICS) or b"test_accuracy" not in (self.folder / METRICS).read_bytes():
+        if (
+            lacks(METRICS)
+            or f"test_{self.training.metric}" not in (self.folder / METRICS).read_text()
+        ):
             self._write_metrics()
         if lacks(MODEL):
             save_arrays(self.folder / MODEL, self.best_model)
@@ -396,15 +405,14 @@ class _Loop:
                 training.name,
                 self.history,
                 self.best,
-                test_accuracy,
+                test_metric,
                 training.baselines,
+                self.training.metric,
             )
         notes = []
         if not training.files or lacks(*training.files):
             notes = training.finish(self.folder)
-        return Result(
-            self.history, self.best, test_accuracy, notes=notes, was_finished=was_finished
-        )
+        return Result(self.history, self.best, test_metric, notes=notes, was_finished=was_finished)
 
     def _write_metrics(self) -> None:
         with atomic_write(self.folder / METRICS) as file:

@@ -52,11 +52,12 @@ class Recipe(Base):
     """Graph autoencoder on Citeseer: which of 5.5 million pairs of papers have a citation.
 
     5 % of the 4552 citations are kept for validation and 10 % for testing, with as many other
-    pairs, the same for all seeds. What is called accuracy is how often the citation of a citation
-    and another pair is told, the AUC.
+    pairs, the same for all seeds. The AUC is how often the citation of a citation and another pair
+    is told.
     """
 
     name = "link-citeseer"
+    metric = "AUC"
     files = ("scores.png",)
     Config = LinkConfig
 

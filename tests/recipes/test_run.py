@@ -78,6 +78,25 @@ class Recipe(Recipe):
         return ["a note"]
 
 
+class Fit(Recipe):
+    """The same, with a metric of its own."""
+
+    metric = "fit"
+
+
+def test_a_recipe_names_its_metric(tmp_path):
+    config = LineConfig(epochs=2)
+    result = run(Fit, config, out=tmp_path, device="cpu")
+    keys = [key.replace("accuracy", "fit") for key in KEYS]
+    assert [list(entry) for entry in result.history] == [keys, [*keys, "test_fit"]]
+    assert result.best["val_fit"] == max(entry["val_fit"] for entry in result.history)
+    again = run(Fit, config, out=tmp_path, device="cpu", resume=True)
+    assert again.was_finished
+    assert again.test_metric == result.test_metric == result.history[-1]["test_fit"]
+    with pytest.raises(CheckpointError, match="history must list the metrics"):
+        run(Recipe, config, out=tmp_path, device="cpu", resume=True)
+
+
 class Interrupting(Watch):
     """Sends a signal at the end of an epoch."""
 
@@ -134,7 +153,7 @@ def test_the_model_is_that_of_the_best_epoch(tmp_path):
 
     result = run(Worsening, out=tmp_path, device="cpu")
     assert result.best["epoch"] == 2  # the earlier of two equal ones
-    assert result.test_accuracy == 1.0
+    assert result.test_metric == 1.0
     assert load_arrays(tmp_path / "model.safetensors")["weight"][0] == np.float32(
         load_arrays(tmp_path / "checkpoint.safetensors")["best_model.weight"][0]
     )
@@ -149,7 +168,7 @@ def test_resumed_run_equals_one_that_was_not_interrupted(tmp_path, epoch, number
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     first = run(Recipe, out=parts, seed=1, device="cpu", watch=Interrupting(epoch, number))
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
-    assert (first.signal, first.test_accuracy) == (number, None)
+    assert (first.signal, first.test_metric) == (number, None)
     assert [entry["epoch"] for entry in read_metrics(parts)] == list(range(1, epoch + 1))
     random.seed(98)
     run(Recipe, out=parts, seed=1, device="cpu", resume=True)
@@ -178,7 +197,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     before = (tmp_path / "metrics.jsonl").read_bytes()
     result = run(Recipe, out=tmp_path, device="cpu", resume=True)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
-    assert result.test_accuracy is not None
+    assert result.test_metric is not None
     assert result.was_finished
 
 
