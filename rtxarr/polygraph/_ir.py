@@ -274,7 +274,10 @@ def spread(x: Node, indptr: Node, n_edges: int) -> Node:
 
 
 def segment_reduce(op: str, values: Node, indptr: Node) -> Node:
-    """Return the reduction of the edges of each row; empty rows give zeros."""
+    """Return the reduction of the edges of each row.
+
+    Rows without edges give zeros; the least number of the dtype for max, the largest for min.
+    """
     n_rows = indptr.shape[0] - 1
     return make(
         "segment_reduce", (values, indptr), (op,), values.dtype, (n_rows, *values.shape[1:])

@@ -12,7 +12,7 @@ from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._index import Expr
 from rtxarr.polygraph._ir import Node
 from rtxarr.polygraph._loops import Accumulator, Buffer, Loops, Phase, Statement
-from rtxarr.polygraph._schedule import Group, sources_at, view_place
+from rtxarr.polygraph._schedule import Group, reduced_edge, sources_at, view_place
 
 _BOOL = np.dtype(bool)
 _INT64 = np.dtype(np.int64)
@@ -24,7 +24,7 @@ def lower(group: Group, strides: Mapping[Node, tuple[int, ...]], scalars: frozen
     Parameters
     ----------
     group : Group
-        Of kind "map", "rows" or "columns".
+        Any but of kind "eager".
     strides : mapping
         Of what it reads and is not contiguous, in elements.
     scalars : frozenset of int
@@ -46,16 +46,19 @@ class _Lowering:
         self.accumulators: dict[str, Accumulator] = {}
 
     def run(self) -> Loops:
-        group = self.group
+        space = self.group.space
+        indptr = None if space.indptr is None else self._buffer(space.indptr)
         stores = []
-        for node, place in group.outputs.items():
+        for node, place in self.group.outputs.items():
             value = self.emit(node, place, None)
             buffer = Buffer(f"out{len(stores)}", node.dtype, node, is_output=True)
             stores.append((buffer, place, value))
         outputs = [self._store(*store) for store in stores]
         buffers = (*self.buffers.values(), *(store[0] for store in stores))
         phases, before = self._phases(outputs)
-        return Loops(group.kind, group.rows, group.cols, buffers, phases, before)
+        return Loops(
+            space.kind, space.rows, space.cols, buffers, phases, before, space.features, indptr
+        )
 
     # -------------------------------------------------------------------------- statements
 
@@ -86,7 +89,12 @@ class _Lowering:
         if node not in self.group.members:
             return self._load(node, place, mask)
         if node.op in ir.REDUCES:
-            return self._reduce(node)
+            return self._reduce(node, self.group.full)
+        if node.op == "segment_reduce":
+            return self._reduce(node, reduced_edge(node, place))
+        if node.op == "spread":
+            ((x, at),) = sources_at(node, place, None)
+            return self.emit(x, at, mask)
         if node.op in ir.VIEWS:
             return self.emit(node.src[0], view_place(node, place), mask)
         if node.op == "concat":
@@ -120,13 +128,14 @@ class _Lowering:
     def _store(self, buffer: Buffer, place: Expr, value: str) -> Statement:
         return Statement("", "store", (buffer.name, place, value), buffer.dtype)
 
-    def _reduce(self, node: Node) -> str:
+    def _reduce(self, node: Node, place: Expr) -> str:
         key = "reduce", node
         if key in self.names:
             return self.names[key]
-        of = self.emit(node.src[0], self.group.full, None)
+        of = self.emit(node.src[0], place, None)
+        op = node.attrs[0] if node.op == "segment_reduce" else node.op
         name = self.names[key] = f"a{len(self.accumulators)}"
-        self.accumulators[name] = Accumulator(name, node.op, of, node.src[0].dtype, node.dtype)
+        self.accumulators[name] = Accumulator(name, op, of, node.src[0].dtype, node.dtype)
         self.depth[name] = self.depth[of] + 1
         self.in_row[name] = True
         return name

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph import _ir as ir
@@ -36,7 +36,25 @@ _ARITHMETIC = """
 """
 _CHEAP = frozenset(_ARITHMETIC.split())
 _LEAVES = ("input", "constant", "iota")
+_REDUCTIONS = frozenset((*ir.REDUCES, "segment_reduce"))
 _POINTWISE = frozenset((*ir.MAPS, "cast", *ir.VIEWS, "concat", "update", "gather", "take_along"))
+
+
+class Space(NamedTuple):
+    """What a kernel with a reduction goes over; see ``_loops``.
+
+    ``full`` is the place of an element of what is reduced, ``row`` that of a result. ``counter`` is
+    what the counter ``i`` of a kernel without rows becomes when it gets them.
+    """
+
+    kind: str
+    rows: int
+    cols: int
+    full: Expr
+    row: Expr
+    features: int = 1
+    indptr: Node | None = None
+    counter: Expr = ix.ZERO
 
 
 @dataclass(eq=False)
@@ -45,31 +63,26 @@ class Group:
 
     Attributes
     ----------
-    kind : str
-        "map", "rows" or "columns" (see ``_loops``), or "eager".
+    space : Space
+        Of kind "map", "rows", "columns" or "segments", or "eager".
     outputs : dict of Node to Expr
         What it leaves in memory, and the place of each.
     need : dict of Node to set of Expr
         All nodes that it computes or reads, and where.
     members : set of Node
         Those that it computes.
-    rows, cols, full, row
-        Trip counts; the place of an element of a reduction's source, and of its result.
     """
 
-    kind: str
+    space: Space
     outputs: dict[Node, Expr] = field(default_factory=dict)
     need: dict[Node, set[Expr]] = field(default_factory=dict)
     members: set[Node] = field(default_factory=set)
-    rows: int = 1
-    cols: int = 1
-    full: Expr = ix.ZERO
-    row: Expr = ix.ZERO
-    notes: list[str] = field(default_factory=list)
 
-    @property
-    def space(self) -> tuple:
-        return self.kind, self.rows, self.cols, self.full
+    kind = property(lambda self: self.space.kind)
+    rows = property(lambda self: self.space.rows)
+    cols = property(lambda self: self.space.cols)
+    full = property(lambda self: self.space.full)
+    row = property(lambda self: self.space.row)
 
     @property
     def read(self) -> list[Node]:
@@ -77,15 +90,22 @@ class Group:
         return [n for n in self.need if n not in self.members]
 
 
+def _extent(place: Expr) -> int:
+    """Return how many elements a place runs over."""
+    return place.bounds[1] + 1
+
+
 def is_pointwise(node: Node, backend: Any) -> bool:
     if node.op in ir.MAPS or node.op == "cast":
         kinds = {s.dtype for s in node.src} | {node.dtype}
         return all(backend.fuses(node.op, dtype) for dtype in kinds)
+    if node.op == "spread":
+        return backend.fuses("segment_reduce", node.dtype)
     return node.op in _POINTWISE
 
 
 def is_reduction(node: Node, backend: Any) -> bool:
-    return node.op in ir.REDUCES and backend.fuses(node.op, node.src[0].dtype)
+    return node.op in _REDUCTIONS and backend.fuses(node.op, node.src[0].dtype)
 
 
 def sources_at(node: Node, place: Expr, loaded: Any) -> list[tuple[Node, Expr]]:
@@ -98,6 +118,9 @@ def sources_at(node: Node, place: Expr, loaded: Any) -> list[tuple[Node, Expr]]:
         return [(s, place) for s in node.src]
     if op in ir.VIEWS:
         return [(node.src[0], view_place(node, place))]
+    if op == "spread":
+        _, feature = edge_and_feature(node, place)
+        return [(node.src[0], ix.add(ix.mul(row_of_edge(node), width(node)), feature))]
     axes = ix.unravel(place, node.shape)
     if op == "concat":
         (axis,) = node.attrs
@@ -147,9 +170,26 @@ def view_place(node: Node, place: Expr) -> Expr:
     return ix.ravel(moved, x.shape)
 
 
-def reduction_space(node: Node) -> tuple[str, int, int, Expr, Expr]:
-    """Return kind, rows, cols, and the places of an element and of a result of a reduction."""
+def width(node: Node) -> int:
+    """Return the elements of an edge or row."""
+    return math.prod(node.shape[1:])
+
+
+def edge_and_feature(node: Node, place: Expr) -> tuple[Expr, Expr]:
+    """Return the two coordinates of a place in an array of edges or rows."""
+    edge, feature = ix.unravel(place, (node.shape[0], width(node)))
+    return edge, feature
+
+
+def row_of_edge(node: Node) -> Expr:
+    return ix.symbol("r", node.src[1].shape[0] - 1)
+
+
+def reduction_space(node: Node) -> Space:
+    """Return the space of a kernel made for a reduction."""
     shape = node.src[0].shape
+    if node.op == "segment_reduce":
+        return segment_space(node.src[1], shape[0], width(node))
     (axes,) = node.attrs
     kept = [i for i in range(len(shape)) if i not in axes]
     rows, cols = (math.prod(shape[i] for i in part) for part in (kept, axes))
@@ -159,7 +199,22 @@ def reduction_space(node: Node) -> tuple[str, int, int, Expr, Expr]:
     full = ix.ravel([at[i] for i in range(len(shape))], shape)
     last = max((i for i, n in enumerate(shape) if n > 1), default=None)
     kind = "rows" if last is None or last in axes else "columns"
-    return kind, rows, cols, full, r
+    return Space(kind, rows, cols, full, r)
+
+
+def reduced_edge(node: Node, place: Expr) -> Expr:
+    """Return where a segment reduction reads edge ``c`` for its result at ``place``."""
+    values = node.src[0]
+    _, feature = edge_and_feature(node, place)
+    return ix.add(ix.mul(ix.symbol("c", values.shape[0]), width(node)), feature)
+
+
+def segment_space(indptr: Node, n_edges: int, features: int) -> Space:
+    """Return the space of a kernel over the edges of each row, with so many features."""
+    n_rows = indptr.shape[0] - 1
+    r, c, f = ix.symbol("r", n_rows), ix.symbol("c", n_edges), ix.symbol("f", features)
+    full, row = (ix.add(ix.mul(at, features), f) for at in (c, r))
+    return Space("segments", n_rows, n_edges, full, row, features, indptr)
 
 
 class Scheduler:
@@ -220,7 +275,8 @@ class Scheduler:
 
     def _eager(self, node: Node) -> None:
         """Let the interpreter run a node, on arrays in memory."""
-        group = Group("eager", outputs={node: ix.ZERO}, members={node}, need={node: set()})
+        space = Space("eager", 1, 1, ix.ZERO, ix.ZERO)
+        group = Group(space, outputs={node: ix.ZERO}, members={node}, need={node: set()})
         self.groups.append(group)
         self.owner[node] = group
         for source in node.src:
@@ -246,16 +302,15 @@ class Scheduler:
             if place is None or self._reaches(group, others):
                 continue
             self._join(node, group)
-            group.outputs[node] = group.row if node.op in ir.REDUCES else place
+            group.outputs[node] = group.row if node.op in _REDUCTIONS else place
             self.owner[node] = group
             return
-        if node.op in ir.REDUCES:
-            kind, rows, cols, full, row = reduction_space(node)
-            group = Group(kind, rows=rows, cols=cols, full=full, row=row)
-            place = row
+        if node.op in _REDUCTIONS:
+            group = Group(reduction_space(node))
+            place = group.row
         else:
             place = ix.symbol("i", node.size)
-            group = Group("map", cols=node.size, full=place)
+            group = Group(Space("map", 1, node.size, place, ix.ZERO))
         group.outputs[node] = place
         self.groups.append(group)
         self.owner[node] = group
@@ -264,15 +319,17 @@ class Scheduler:
 
     def _own_place(self, node: Node, group: Group) -> Expr | None:
         """Return the place of a node if it is that of the kernel's elements or rows."""
+        space = group.space
+        if node.op in _REDUCTIONS:  # it fits, so its place is that of a row
+            whole = node.op != "segment_reduce" or (group.need[node] == {space.row})
+            return space.row if whole else None
         places = group.need[node]
-        if node.op in ir.REDUCES:  # it fits: its place is the row's
-            return group.row
         if len(places) != 1:
             return None
         (place,) = places
-        if place == group.full and node.size == group.rows * group.cols:
+        if place == space.full and node.size == _extent(space.full):
             return place
-        if group.kind != "map" and place == group.row and node.size == group.rows:
+        if space.kind != "map" and place == space.row and node.size == _extent(space.row):
             return place
         return None
 
@@ -290,7 +347,7 @@ class Scheduler:
             return f"read by {next(iter(group.outputs)).op}"
         if len(group.members) >= _MAX_MEMBERS or len(group.read) >= _MAX_BUFFERS:
             return "the kernel is full"
-        if node.op in ir.REDUCES:
+        if node.op in _REDUCTIONS or node.op == "spread":
             return "" if self._fitting_space(node, group) else self._misfit(node, group)
         places = len(group.need[node])
         if places > 1 and self._cost(node) > _MAX_REPEATED:
@@ -299,10 +356,10 @@ class Scheduler:
 
     def _misfit(self, node: Node, group: Group) -> str:
         if len(group.need[node]) > 1:
-            return "a reduction needed at several places"
+            return f"{node.op} is needed at several places"
         if group.kind == "map":
-            return "a reduction whose rows are not those of its user"
-        return f"a reduction of other rows than those of the kernel ({group.rows} x {group.cols})"
+            return f"{node.op} is over other rows than those of its user"
+        return f"{node.op} is over other rows than the kernel's ({group.rows} x {group.cols})"
 
     def _cost(self, node: Node) -> int:
         """Count what is computed again where a node is: its operations down to memory."""
@@ -330,29 +387,55 @@ class Scheduler:
             stack.extend(n.src)
         return cost, n_read
 
-    def _fitting_space(self, node: Node, group: Group) -> tuple | None:
-        """Return the space in which ``node`` reduces what ``group`` computes, with its counter.
-
-        The space is that of ``reduction_space`` and, for a kernel without rows yet, what its
-        counter ``i`` becomes.
-        """
-        kind, rows, cols, full, row = reduction_space(node)
+    def _fitting_space(self, node: Node, group: Group) -> Space | None:
+        """Return the space in which ``group`` can compute the reduction ``node``, if it can."""
+        if node.op in ("segment_reduce", "spread"):
+            return self._fitting_segments(node, group)
+        space = reduction_space(node)
+        rows, cols, needed = space.rows, space.cols, group.need[node]
         long_rows = rows < FEW_ROWS and cols > LONG_ROW
         if group.kind != "map":
-            same = (kind, rows, cols, full) == group.space and group.need[node] == {row}
-            fits = same and not (long_rows and self._feeds(node, group))
-            return (kind, rows, cols, full, row, None) if fits else None
-        size = group.cols
-        if rows * cols == size and cols > 1 and not long_rows:  # noqa: SIM102
-            if self._moved(group.need[node], full) == {row}:
-                return kind, rows, cols, full, row, full
-        if rows == size and self._moved(group.need[node], row) == {row}:
-            return kind, rows, cols, full, row, row
+            fits = space == group.space and needed == {space.row}
+            return space if fits and not (long_rows and self._feeds(node, group)) else None
+        counters = []
+        if rows * cols == group.cols and cols > 1 and not long_rows:
+            counters.append(space.full)
+        if rows == group.cols:
+            counters.append(space.row)
+        for counter in counters:
+            if self._moved(needed, counter) == {space.row}:
+                return space._replace(counter=counter)
         return None
+
+    def _fitting_segments(self, node: Node, group: Group) -> Space | None:
+        """Return the same for a reduction of edges, or for what gives edges the row's values.
+
+        Several features may need one element: that of an attention head, say.
+        """
+        indptr = node.src[1]
+        n_rows, spreads = indptr.shape[0] - 1, node.op == "spread"
+        n_edges = node.shape[0] if spreads else node.src[0].shape[0]
+        space = group.space
+        if space.kind == "map":
+            features, rest = divmod(space.cols, n_edges if spreads else n_rows)
+            if rest:
+                return None
+            space = segment_space(indptr, n_edges, features)
+            space = space._replace(counter=space.full if spreads else space.row)
+        elif space.indptr is not indptr or space.cols != n_edges:
+            return None
+        places = group.need[node]
+        if group.kind == "map":
+            places = self._moved(places, space.counter)
+        if len(places) != 1:
+            return None
+        at, feature = edge_and_feature(node, *places)
+        want = ix.symbol("c", n_edges) if spreads else ix.symbol("r", n_rows)
+        return space if at == want and ix.names_in(feature) <= {"f"} else None
 
     def _feeds(self, node: Node, group: Group) -> bool:
         """Tell whether a kernel uses ``node`` before the end of its pass over the elements."""
-        stack = [s for n in group.members if n.op in ir.REDUCES for s in n.src]
+        stack = [s for n in group.members if n.op in _REDUCTIONS for s in n.src]
         while stack:
             n = stack.pop()
             if n is node:
@@ -366,26 +449,31 @@ class Scheduler:
 
     def _join(self, node: Node, group: Group) -> None:
         """Let a kernel compute a node, and ask for its sources at their places."""
-        if node.op in ir.REDUCES:
+        group.members.add(node)
+        if node.op in _REDUCTIONS or node.op == "spread":
             if group.kind == "map":
                 self._give_rows(node, group)
-            group.members.add(node)
+            if group.space.indptr is not None:
+                self._request(group.space.indptr, group, None)
+        if node.op in ir.REDUCES:
             self._request(node.src[0], group, group.full)
-            return
-        group.members.add(node)
-        for place in sorted(group.need[node], key=repr):
-            for source, at in sources_at(node, place, self.loaded):
-                self._request(source, group, at)
+        elif node.op == "segment_reduce":
+            (place,) = group.need[node]
+            self._request(node.src[0], group, reduced_edge(node, place))
+        else:
+            for place in sorted(group.need[node], key=repr):
+                for source, at in sources_at(node, place, self.loaded):
+                    self._request(source, group, at)
 
     def _give_rows(self, node: Node, group: Group) -> None:
-        found = self._fitting_space(node, group)
-        if found is None:
+        space = self._fitting_space(node, group)
+        if space is None:
             raise AssertionError("a reduction joins a kernel that it fits into")
-        group.kind, group.rows, group.cols, group.full, group.row, counter = found
+        group.space = space._replace(counter=ix.ZERO)
         for n, places in group.need.items():
-            group.need[n] = self._moved(places, counter)
+            group.need[n] = self._moved(places, space.counter)
         group.outputs = {
-            n: ix.substitute(place, "i", counter) for n, place in group.outputs.items()
+            n: ix.substitute(place, "i", space.counter) for n, place in group.outputs.items()
         }
 
     def loaded(self, index: Node, place: Expr) -> Expr:

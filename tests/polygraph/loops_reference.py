@@ -100,7 +100,10 @@ class _Kernel:
 def reduce(op, values, dtype, result):
     """Return the reduction along the last axis, kept with length one."""
     if values.shape[-1] == 0 and op in ("max", "min", "mean"):  # only rows of segments
-        return np.zeros((*values.shape[:-1], 1), result)
+        info = np.finfo(result) if np.issubdtype(result, np.floating) else np.iinfo(result)
+        extremes = (-np.inf, np.inf) if isinstance(info, np.finfo) else (info.min, info.max)
+        value = {"max": extremes[0], "min": extremes[1], "mean": 0}[op]
+        return np.full((*values.shape[:-1], 1), value, result)
     if op in ("sum", "prod", "mean"):
         total = getattr(np, "prod" if op == "prod" else "sum")(
             values, axis=-1, keepdims=True, dtype=dtype

@@ -193,3 +193,76 @@ def test_empty_arrays_are_left_to_the_interpreter():
 def test_random_graphs(seed):
     maker = Maker(seed, dtype="float64", n_steps=random.Random(seed).randint(3, 25))
     run(maker.graph(), maker.arrays())
+
+
+class Edges:
+    """A small graph: input nodes for its row pointers and sources, and their arrays."""
+
+    def __init__(self, rng, first, n_rows=5):
+        degrees = np.array([0, 3, 1, 7, 2])[:n_rows]
+        self.n = int(degrees.sum())
+        self.n_rows = n_rows
+        self.indptr = ir.input_node(first, "int64", (n_rows + 1,))
+        self.src = ir.input_node(first + 1, "int32", (self.n,))
+        self.arrays = [
+            np.concatenate([[0], np.cumsum(degrees)]),
+            rng.integers(0, n_rows, self.n, dtype="i4"),
+        ]
+        self.inputs = [self.indptr, self.src]
+
+
+def edge_softmax(logits, edges):
+    top = ir.segment_reduce("max", logits, edges.indptr)
+    e = ir.map_node("exp", ir.map_node("subtract", logits, ir.spread(top, edges.indptr, edges.n)))
+    total = ir.segment_reduce("sum", e, edges.indptr)
+    return ir.map_node("divide", e, ir.spread(total, edges.indptr, edges.n))
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max"])
+def test_gather_map_reduce_and_what_follows_are_one_kernel(rng, op):
+    x, edges = ir.input_node(0, "float32", (5, 6)), Edges(rng, 2)
+    weight = ir.input_node(1, "float32", (edges.n,))
+    wide = ir.broadcast(ir.reshape(weight, (edges.n, 1)), (edges.n, 6))
+    messages = ir.map_node("multiply", ir.gather(x, edges.src, 0), wide)
+    out = ir.map_node("tanh", ir.segment_reduce(op, messages, edges.indptr))
+    graph = ir.Graph([x, weight, *edges.inputs], [out])
+    arrays = [rng.standard_normal((5, 6), "f4"), rng.standard_normal(edges.n, "f4"), *edges.arrays]
+    program = run(graph, arrays)
+    assert kernels(program) == [("segments", 5, edges.n)]
+    assert program.steps[0].loops.features == 6
+
+
+def test_attention_over_edges_is_one_kernel(rng):
+    heads, features = 2, 3
+    x, edges = ir.input_node(0, "float32", (5, heads, features)), Edges(rng, 3)
+    score_src, score_dst = (ir.input_node(i, "float32", (5, heads)) for i in (1, 2))
+    logits = ir.map_node(
+        "add", ir.gather(score_src, edges.src, 0), ir.spread(score_dst, edges.indptr, edges.n)
+    )
+    weights = edge_softmax(logits, edges)
+    shape = (edges.n, heads, features)
+    wide = ir.broadcast(ir.reshape(weights, (edges.n, heads, 1)), shape)
+    messages = ir.map_node("multiply", ir.gather(x, edges.src, 0), wide)
+    out = ir.segment_reduce("sum", messages, edges.indptr)
+    graph = ir.Graph([x, score_src, score_dst, *edges.inputs], [out])
+    arrays = [rng.standard_normal((5, heads, features), "f4")]
+    arrays += [rng.standard_normal((5, heads), "f4") for _ in range(2)] + edges.arrays
+    program = run(graph, arrays)
+    assert kernels(program) == [("segments", 5, edges.n)]
+
+
+def test_a_softmax_over_edges_alone_is_one_kernel(rng):
+    edges = Edges(rng, 1)
+    logits = ir.input_node(0, "float32", (edges.n, 4))
+    graph = ir.Graph([logits, *edges.inputs], [edge_softmax(logits, edges)])
+    program = run(graph, [rng.standard_normal((edges.n, 4), "f4"), *edges.arrays])
+    assert kernels(program) == [("segments", 5, edges.n)]
+
+
+def test_segments_of_two_graphs_are_two_kernels(rng):
+    x, one, two = ir.input_node(0, "float32", (5, 6)), Edges(rng, 1), Edges(rng, 3)
+    once = ir.segment_reduce("sum", ir.gather(x, one.src, 0), one.indptr)
+    again = ir.segment_reduce("sum", ir.gather(once, two.src, 0), two.indptr)
+    graph = ir.Graph([x, *one.inputs, *two.inputs], [again])
+    program = run(graph, [rng.standard_normal((5, 6), "f4"), *one.arrays, *two.arrays])
+    assert len(kernels(program)) == 2
