@@ -16,10 +16,12 @@ import numpy as np
 from rtxarr._device import full_scalar, is_device_array, namespace, runs_kernels
 from rtxarr.autograd import stop_gradient
 from rtxarr.autograd._op import differentiable, nondifferentiable
-from rtxarr.autograd._tape import raw
+from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import accumulator, is_floating, result_type
 from rtxarr.geom._bins import bins
+from rtxarr.kernels import edges as edge_kernels
 from rtxarr.kernels import gather, segment, spmm
+from rtxarr.kernels.edge_attention import Edges
 from rtxarr.ops import astype, reshape, where
 from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._reduce import attained
@@ -64,6 +66,12 @@ def _reduce(op: str, graph: Any, n_features: int, message: Callable, like: Any) 
         messages = message(graph.indices[edges], graph._rows[edges], edges)
         parts.append(segment.segment_reduce(op, messages, graph.indptr[first : last + 1] - start))
     return parts[0] if len(parts) == 1 else namespace(like).concat(parts, axis=0)
+
+
+def edges_of(graph: Any) -> Edges:
+    """Give the edges of a graph as kernels take them."""
+    ids = None if graph.is_ordered else graph.edge_ids
+    return Edges(graph.indptr, graph.indices, ids, bins(graph))
 
 
 def _has_kernel(*arrays: Any) -> bool:
@@ -142,9 +150,24 @@ def weighted_sum(weight, x, /, *, graph):
     dtype = result_type(weight, x)
     weight, x = _alike(weight, x)
     rows, n_heads = x.reshape(x.shape[0], math.prod(x.shape[1:])), x.shape[1] if x.ndim > 2 else 1
-    order = None if graph.is_ordered else graph.edge_ids
+    weight, order = _as_stored(weight, graph)
     options = {"extra": weight, "order": order, "n_heads": n_heads, "dtype": dtype}
     return _gathered("weighted", graph, rows, **options).reshape(graph.n_dst, *x.shape[1:])
+
+
+def keep_weights(graph: Any, weight: Any) -> None:
+    """Note weights that will not change: sums on a GPU sort them as the graph is stored, once."""
+    graph.once(("weights", id(weight)), lambda: weight)
+
+
+def _as_stored(weight, graph):
+    """Give weights, and the order to read them in: 32 bytes come for each that is out of order."""
+    if graph.is_ordered:
+        return weight, None
+    key = "weights", id(weight)
+    if any(key in side._kept for side in (graph, graph.__dict__.get("T", graph))):
+        return graph.once(("stored", id(weight)), lambda: graph.stored(weight)), None
+    return weight, graph.edge_ids
 
 
 @rounded_once
@@ -194,14 +217,21 @@ def _pieces(graph):
 
 
 @differentiable
-@rounded_once
 def edge_dot(u, v, /, *, graph):
     """Give, for each edge and head, the inner product of its two nodes' rows.
 
     ``u`` has shape (n_src, n_heads, n_features), ``v`` (n_dst, n_heads, n_features); the result
     (n_edges, n_heads). The axis of heads may be left out.
     """
-    # One pass: reads both rows, writes one number.
+    if u.ndim == 2 and runs_kernels(u):
+        return edge_dot(u[:, None], v[:, None], graph=graph)[:, 0]
+    if edge_kernels.fit(u, v):
+        return edge_kernels.edge_dot(u, v, edges_of(graph))
+    return _composed_dot(u, v, graph)
+
+
+@rounded_once
+def _composed_dot(u, v, graph):
     xp = namespace(u, v)
     size = max(1, chunk_of(u) // max(1, math.prod(u.shape[1:])))
     out = xp.empty((graph.n_edges, *u.shape[1:-1]), dtype=u.dtype)
@@ -230,7 +260,6 @@ edge_dot.defvjps(
 
 
 @differentiable
-@rounded_once
 def gated_dot(y_src, y_dst, key_src, key_dst, /, *, graph, slope):
     """Add up, for each edge and head, its nodes' ``y`` times the slope of a leaky ReLU.
 
@@ -238,7 +267,13 @@ def gated_dot(y_src, y_dst, key_src, key_dst, /, *, graph, slope):
     ``y_src`` may be None for zeros. With ``y`` a multiple of the keys, it is that multiple of the
     leaky ReLU itself.
     """
-    # One pass: reads the source's key, keeps the destination's.
+    if edge_kernels.fit(y_dst, y_src, key_src, key_dst):
+        return edge_kernels.gated_dot(y_src, y_dst, key_src, key_dst, edges_of(graph), slope=slope)
+    return _composed_gated_dot(y_src, y_dst, key_src, key_dst, graph, slope)
+
+
+@rounded_once
+def _composed_gated_dot(y_src, y_dst, key_src, key_dst, graph, slope):
     xp = namespace(y_dst, key_src, key_dst)
     size = max(1, chunk_of(key_src) // max(1, math.prod(key_src.shape[1:])))
     out = xp.empty((graph.n_edges, key_src.shape[1]), dtype=key_src.dtype)
@@ -260,12 +295,18 @@ def _slopes(xp, key_src, key_dst, src, dst, slope):
 
 
 @differentiable
-@rounded_once
 def gated_sum(values, key_src, key_dst, /, *, graph, slope):
     """Add up, for each destination, its edges' values times the slopes of :func:`gated_dot`.
 
     ``values`` has shape (n_edges, n_heads), the result that of ``key_dst``.
     """
+    if values.dtype == key_dst.dtype and edge_kernels.fit(key_dst, key_src):
+        return edge_kernels.gated_sum(values, key_src, key_dst, edges_of(graph), slope=slope)
+    return _composed_gated_sum(values, key_src, key_dst, graph, slope)
+
+
+@rounded_once
+def _composed_gated_sum(values, key_src, key_dst, graph, slope):
     xp = namespace(values, key_src, key_dst)
     width = math.prod(key_dst.shape[1:])
     stored = graph.stored(values)
@@ -325,9 +366,15 @@ numbered.defvjps(values=lambda g, graph: graph.stored(g))
 
 
 @differentiable
-@rounded_once
 def softmax_over_edges(logits, /, *, graph):
     """Give the softmax over the edges of each destination; ``logits`` is 2-D."""
+    if edge_kernels.fits_softmax(logits):
+        return edge_kernels.edge_softmax(logits, edges_of(graph))
+    return _composed_softmax(logits, graph)
+
+
+@rounded_once
+def _composed_softmax(logits, graph):
     xp = namespace(logits)
     logits = graph.stored(logits)
     top = segment.segment_reduce("max", logits, graph.indptr)
@@ -340,6 +387,11 @@ def softmax_over_edges(logits, /, *, graph):
 
 
 def _softmax_rule(g, out, graph):
+    tensors = isinstance(g, Tensor) or isinstance(out, Tensor)
+    if not tensors and edge_kernels.fits_softmax(out):
+        return edge_kernels.edge_softmax_gradient(
+            astype(g, out.dtype, copy=False), out, edges_of(graph)
+        )
     g = g * out
     return g - out * spread(collect(g, graph=graph), graph=graph)
 

@@ -71,11 +71,17 @@ def gcn_norm(
     if weight is None:
         dtype = np.dtype("float32" if dtype is None else dtype)
         key = ("gcn_norm", bool(improved), bool(add_self_loops), dtype)
-        return graph.once(key, lambda: _norm(graph, None, improved, add_self_loops, dtype))
+        return graph.once(key, lambda: _kept_norm(graph, improved, add_self_loops, dtype))
     check_edges("weight", weight, graph)
     if weight.ndim != 1:
         raise ValueError(f"weight must have shape ({graph.n_edges},), got {tuple(weight.shape)}")
     return _norm(graph, weight, improved, add_self_loops, dtype or raw(weight).dtype)
+
+
+def _kept_norm(graph, *options):
+    graph, weight = _norm(graph, None, *options)
+    _edges.keep_weights(graph, weight)
+    return graph, weight
 
 
 def _norm(graph, weight, improved, add_self_loops, dtype):

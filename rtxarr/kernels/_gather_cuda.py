@@ -38,7 +38,7 @@ class Types(NamedTuple):
 
 @cuda.jit(device=True)
 def _same(a, b):
-    return a == b or (a != a and b != b)  # NaN is like NaN
+    return (a == b) | ((a != a) & (b != b))  # NaN is like NaN
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def _combination(kind: str, width: int, dtype: Any):
         def combine(total, mine, row, factor, place, extra):
             found = False
             for i in range(width):
-                found = found or _same(row[i], mine[i])
+                found = found | _same(row[i], mine[i])
             if found:  # few are, and the values of others are not read
                 values = load(extra, place)
                 for i in range(width):

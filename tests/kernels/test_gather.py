@@ -270,6 +270,31 @@ def test_aggregates_and_gradients_are_those_of_the_cpu(both_paths, skewed, op, d
         assert_close(got, want, **tolerances(dtype, skewed))
 
 
+def test_weights_that_do_not_change_are_sorted_once(both_paths, skewed, monkeypatch):
+    square = geom.Graph.from_edges(skewed.src, skewed.dst, n_nodes=skewed.n_dst)
+    rng = np.random.default_rng(6)
+    x, g = rng.standard_normal((2, square.n_dst, 4))
+    orders = []
+
+    def observed(*args, order=None, **options):
+        orders.append(order)
+        return gather_reduce(*args, order=order, **options)
+
+    monkeypatch.setattr("rtxarr.kernels.gather.gather_reduce", observed)
+
+    def run(place):
+        graph, weight = geom.gcn_norm(square.to_device(place), dtype="float64")
+        assert not graph.is_ordered
+        tracked = rx.Tensor(there(x, place), requires_grad=True)
+        out = geom.aggregate(graph, tracked, weight=weight)
+        out.backward(there(g, place))
+        return [rx.Tensor(a).numpy() for a in (out.data, tracked.grad)]
+
+    for got, want in zip(*both_paths(run), strict=True):
+        assert_close(got, want)
+    assert orders == [None, None]
+
+
 @pytest.mark.parametrize("op", ["mean", "max", "var"])
 def test_second_gradients_are_those_of_the_cpu(both_paths, skewed, op):
     rng = np.random.default_rng(5)
