@@ -1,4 +1,14 @@
-"""A graph made ready to run: kernels and other operations in order, and where their results go."""
+"""A graph made ready to run: kernels and other operations in order, as a Python function.
+
+What runs is straight-line code, written once for each program and shown by ``Program.text``::
+
+    def program(x0, x1):
+        v2 = empty((4096, 1024), float32)
+        kernel0(x0, x1, c3, v2)
+        v4 = matmul1(v2, x1)
+        v2 = None
+        return [v4]
+"""
 
 from __future__ import annotations
 
@@ -15,18 +25,16 @@ from rtxarr.polygraph._schedule import Group, Scheduler
 
 
 class Step(NamedTuple):
-    """A kernel (``loops`` is not None) or an operation that the interpreter runs.
+    """A kernel, or (``loops`` is None) an operation that the interpreter runs.
 
-    ``sources`` and ``results`` are slots of the running program; ``drop`` those that nothing after
-    it needs. ``made`` has, for each result of a kernel, its shape and dtype, or the slot of the
-    array that it is written into.
+    ``run`` takes the arrays of ``sources`` and, for a kernel, of ``results``; ``name`` is its name
+    in the program's text.
     """
 
+    name: str
     run: Callable
-    sources: tuple[int, ...]
-    results: tuple[int, ...]
-    made: tuple
-    drop: tuple[int, ...]
+    sources: tuple[Node, ...]
+    results: tuple[Node, ...]
     group: Group
     loops: Loops | None
 
@@ -48,6 +56,8 @@ class Program:
     Attributes
     ----------
     steps : list of Step
+    text : str
+        The function that runs them.
     why : dict of Node to str
         For each result that is kept in memory, why it is.
     """
@@ -66,68 +76,24 @@ class Program:
         self._strides = {
             node: s for node, s in zip(graph.inputs, strides, strict=False) if s is not None
         }
-        nodes = graph.nodes()
-        self._slots: dict[Node, int] = {node: i for i, node in enumerate(graph.inputs)}
-        if any(n.size == 0 for n in nodes if n.dtype is not None):
+        if any(n.size == 0 for n in graph.nodes() if n.dtype is not None):
             backend = _NothingFused()
         scheduler = Scheduler(graph, backend)
         groups = scheduler.run()
         self.why = scheduler.why
-        for node in (*graph.roots, *(n for g in groups for n in (*g.need, *g.outputs))):
-            self._slots.setdefault(node, len(self._slots))
-        self._constants = self._leaves(groups)
-        self._in_place = self._update_targets(groups) if disjoint else {}
+        self.in_place = self._update_targets(groups) if disjoint else {}
         self.steps = self._steps(groups)
-        self._outputs = tuple(self._slots[n] for n in graph.outputs)
-        self._updates = tuple(
-            (number, self._slots[node])
-            for number, node in graph.updates
-            if self._in_place.get(node) != number
-        )
+        self._names: dict[Node, str] = {n: f"x{i}" for i, n in enumerate(graph.inputs)}
+        self._values: dict[str, Any] = {"empty": self.backend.empty}
+        self.text = self._write()
+        exec(compile(self.text, "<program>", "exec"), self._values)
+        self.run: Callable = self._values["program"]
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run on arrays (numbers for the graph's scalars); return the outputs."""
-        values: list[Any] = [*inputs, *(None,) * (len(self._slots) - len(inputs))]
-        for slot, node in self._constants:
-            values[slot] = _interpret.evaluate(node, (), namespace(*inputs))
-        empty = self.backend.empty
-        for step in self.steps:
-            arguments = [values[s] for s in step.sources]
-            if step.loops is None:
-                values[step.results[0]] = step.run(*arguments)
-            else:
-                for result, made in zip(step.results, step.made, strict=True):
-                    out = values[made] if type(made) is int else empty(*made)
-                    values[result] = out
-                    arguments.append(out)
-                step.run(*arguments)
-            for slot in step.drop:
-                values[slot] = None
-        outputs = [values[s] for s in self._outputs]
-        if self.graph.updates:
-            self._write_back(inputs, values, outputs)
-        return outputs
-
-    def _write_back(self, inputs: Sequence[Any], values: list[Any], outputs: list[Any]) -> None:
-        """Write the updates into the inputs; what still looks at an input is copied before."""
-        for i, node in enumerate(self.graph.outputs):
-            if _looked_at(node).op == "input":
-                outputs[i] = namespace(outputs[i]).asarray(outputs[i], copy=True)
-        pairs = [(inputs[number], values[slot]) for number, slot in self._updates]
-        if not self.disjoint or len(pairs) > 1:
-            pairs = [(to, namespace(value).asarray(value, copy=True)) for to, value in pairs]
-        for to, value in pairs:
-            to[...] = value
+        return self.run(*inputs)
 
     # ------------------------------------------------------------------------------- making
-
-    def _leaves(self, groups: list[Group]) -> tuple[tuple[int, Node], ...]:
-        """Return the constants and counters that are needed as arrays."""
-        wanted = dict.fromkeys(n for n in self.graph.roots if n.op in ("constant", "iota"))
-        for group in groups:
-            if group.kind == "eager":
-                wanted |= dict.fromkeys(n for n in group.need if n.op in ("constant", "iota"))
-        return tuple((self._slots[n], n) for n in wanted)
 
     def _update_targets(self, groups: list[Group]) -> dict[Node, int]:
         """Return the updates that a kernel can write where they belong, with the input's number.
@@ -138,9 +104,9 @@ class Program:
         last: dict[Node, int] = {}
         for i, group in enumerate(groups):
             for node in group.need:
-                last[_looked_at(node)] = last[node] = i
+                last.update(dict.fromkeys((node, *_looked_at(node)), i))
         found: dict[Node, int] = {}
-        outputs = {*self.graph.outputs, *map(_looked_at, self.graph.outputs)}
+        outputs = {n for out in self.graph.outputs for n in (out, *_looked_at(out))}
         for number, node in self.graph.updates:
             target = self.graph.inputs[number]
             writer = next((i for i, g in enumerate(groups) if node in g.outputs), None)
@@ -155,73 +121,98 @@ class Program:
 
     def _steps(self, groups: list[Group]) -> list[Step]:
         read_by_kernels = {n for g in groups if g.kind != "eager" for n in g.read}
-        last: dict[int, int] = {}
-        kept = {self._slots[n] for n in self.graph.roots}
-        prepared = []
-        for group in groups:
+        steps = []
+        for i, group in enumerate(groups):
+            results = tuple(group.outputs)
             if group.kind == "eager":
-                (node,) = group.outputs
+                (node,) = results
                 run = _eager_step(node, contiguous=node in read_by_kernels)
-                sources = tuple(self._slots[s] for s in node.src)
-                prepared.append((run, sources, (self._slots[node],), (), group, None))
+                steps.append(Step(f"{node.op}{i}", run, node.src, results, group, None))
                 continue
             loops = lower(group, self._strides, self.graph.scalars)
-            inputs = [b.node for b in loops.buffers if not b.is_output]
-            made = tuple(self._in_place.get(n, (n.shape, n.dtype)) for n in group.outputs)
-            prepared.append(
-                (
-                    None,
-                    tuple(self._slots.get(n, -1) for n in inputs),
-                    tuple(self._slots[n] for n in group.outputs),
-                    made,
-                    group,
-                    loops,
-                )
-            )
-        for i, (_, sources, results, *_) in enumerate(prepared):
-            for slot in (*sources, *results):
-                last[slot] = i
-        n_inputs = len(self.graph.inputs)
-        steps = []
-        for i, (run, sources, results, made, group, loops) in enumerate(prepared):
-            if loops is not None:
-                run = self._kernel(loops)
-                constants = [b for b in loops.buffers if b.node.op == "constant"]
-                if constants:
-                    sources = tuple(
-                        s
-                        for s, b in zip(sources, loops.buffers, strict=False)
-                        if b.node.op != "constant"
-                    )
-            drop = tuple(
-                s for s in {*sources, *results} if last[s] == i and s not in kept and s >= n_inputs
-            )
-            steps.append(Step(run, sources, results, made, drop, group, loops))
+            sources = tuple(b.node for b in loops.buffers if not b.is_output)
+            run = self.backend.build(loops)
+            steps.append(Step(f"kernel{i}", run, sources, results, group, loops))
         return steps
 
-    def _kernel(self, loops: Loops) -> Callable:
-        """Return the compiled kernel, with the graph's constants in their places."""
-        kernel = self.backend.build(loops)
-        fixed = [
-            (i, b.node.attrs[0]) for i, b in enumerate(loops.buffers) if b.node.op == "constant"
+    def _write(self) -> str:
+        """Return the program's text; what it refers to is put into ``_values``."""
+        lines = [f"def program({', '.join(self._names.values())}):"]
+        last = {n: i for i, step in enumerate(self.steps) for n in (*step.sources, *step.results)}
+        kept = {*self.graph.roots, *self.graph.inputs}
+        for i, step in enumerate(self.steps):
+            self._values[step.name] = step.run
+            arguments = [self._name(n, step.loops is not None) for n in step.sources]
+            if step.loops is None:
+                lines.append(f"{self._name(*step.results)} = {step.name}({', '.join(arguments)})")
+            else:
+                for node in step.results:
+                    if node in self.in_place:
+                        self._names[node] = f"x{self.in_place[node]}"
+                    else:
+                        dtype = self._refer(f"{node.dtype}", node.dtype)
+                        lines.append(f"{self._name(node)} = empty({node.shape}, {dtype})")
+                    arguments.append(self._name(node))
+                lines.append(f"{step.name}({', '.join(arguments)})")
+            dead = [n for n in (*step.sources, *step.results) if last[n] == i and n not in kept]
+            dead = [n for n in dict.fromkeys(dead) if n.op not in ("constant", "iota")]
+            if dead and i + 1 < len(self.steps):
+                lines.append(" = ".join([*map(self._name, dead), "None"]))
+        lines += self._write_back()
+        return "\n    ".join(lines) + "\n"
+
+    def _write_back(self) -> list[str]:
+        """Write the updates into the inputs; what looks at an input is copied before."""
+        graph = self.graph
+        names = [self._name(n) for n in graph.outputs]
+        if graph.updates:
+            self._values["copy"] = _copy
+            names = [
+                f"copy({name})" if any(s.op == "input" for s in _looked_at(n)) else name
+                for n, name in zip(graph.outputs, names, strict=True)
+            ]
+        lines = [f"outputs = [{', '.join(names)}]"]
+        pairs = [
+            (f"x{number}", self._name(node))
+            for number, node in graph.updates
+            if self.in_place.get(node) != number
         ]
-        if not fixed:
-            return kernel
+        if not self.disjoint or len(pairs) > 1:
+            lines += [f"{value} = copy({value})" for _, value in pairs]
+        lines += [f"{target}[...] = {value}" for target, value in pairs]
+        if len(lines) == 1:
+            return [lines[0].replace("outputs =", "return")]
+        return [*lines, "return outputs"]
 
-        def run(*arguments):
-            arguments = list(arguments)
-            for i, value in fixed:
-                arguments.insert(i, value)
-            kernel(*arguments)
+    def _name(self, node: Node, in_kernel: bool = False) -> str:
+        """Return what a node is called in the text; constants and counters are made at first."""
+        if node.op == "constant" and in_kernel:
+            return self._refer("c", node.attrs[0])
+        if node not in self._names:
+            if node.op in ("constant", "iota"):
+                self._names[node] = f"{self._refer(node.op, _Leaf(node))}.array({self._like()})"
+            else:
+                self._names[node] = f"v{len(self._names)}"
+        return self._names[node]
 
-        return run
+    def _like(self) -> str:
+        return "x0" if self.graph.inputs else ""
+
+    def _refer(self, word: str, value: Any) -> str:
+        """Return a name by which the text can refer to ``value``."""
+        name = word if self._values.get(word, value) is value else f"{word}{len(self._values)}"
+        self._values[name] = value
+        return name
 
 
-def _looked_at(node: Node) -> Node:
-    """Return the node whose memory a chain of views may share."""
-    while node.op in VIEWS:
-        (node,) = node.src
-    return node
+class _Leaf:
+    """A constant or counter as an array, where the program's arrays are."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def array(self, *like: Any) -> Any:
+        return _interpret.evaluate(self._node, (), namespace(*like))
 
 
 class _NothingFused:
@@ -231,15 +222,25 @@ class _NothingFused:
         return False
 
 
+def _copy(array: Any) -> Any:
+    return namespace(array).asarray(array, copy=True)
+
+
+def _looked_at(node: Node) -> tuple[Node, ...]:
+    """Return the nodes whose memory an array may share: through views, or by an opaque call."""
+    while node.op in VIEWS:
+        (node,) = node.src
+    if node.op != "item":
+        return (node,)
+    (call,) = node.src
+    return (node, *(n for s in call.src for n in _looked_at(s)))
+
+
 def _eager_step(node: Node, *, contiguous: bool) -> Callable:
     def run(*sources):
         out = _interpret.evaluate(node, sources, namespace(*sources))
-        if contiguous and not _is_contiguous(out):
+        if contiguous and not out.flags.c_contiguous:
             out = namespace(out).ascontiguousarray(out)
         return out
 
     return run
-
-
-def _is_contiguous(array: Any) -> bool:
-    return array.flags.c_contiguous

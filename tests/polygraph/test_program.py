@@ -145,7 +145,7 @@ def test_updates_are_written_where_they_belong(rng):
     m = ir.map_node("add", p, g)
     graph = ir.Graph([p, g], [], [(0, m), (1, ir.map_node("multiply", m, g))])
     program = run(graph, [rng.standard_normal(10, "f4"), rng.standard_normal(10, "f4")])
-    assert sorted(program.steps[0].made) == [0, 1]
+    assert sorted(program.in_place.values()) == [0, 1]
 
 
 def test_everything_is_read_before_an_update_is_written(rng):
