@@ -553,6 +553,7 @@ cupy: Any
 driver: Any
 get_fft_plan: Any
 njit: Any
+nvrtc: Any
 tile: Any
 types: Any
 
@@ -578,6 +579,10 @@ def __getattr__(name: str) -> Any:
         from cuda.bindings import nvjitlink
 
         value = nvjitlink
+    elif name == "nvrtc":
+        from cuda.bindings import nvrtc
+
+        value = nvrtc
     elif name == "get_fft_plan":
         from cupyx.scipy.fftpack import get_fft_plan
 

@@ -1,0 +1,1 @@
+"""From kernels as loops to text and machine code, for each target."""

@@ -1,0 +1,173 @@
+"""The languages that kernels are written in: CUDA, HIP and Metal.
+
+Kernels are written in terms of the macros and names that ``head`` defines; a :class:`Dialect` says
+how the rest differs. ``$name`` in a text stands for the function ``name`` of the C library.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_TYPES = """
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+"""
+_HALVES = """
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+"""
+_COMPLEX = """
+struct alignas(8) c64 { f32 re, im; };
+struct alignas(16) c128 { f64 re, im; };
+"""
+# Rounds to nearest, ties to even; NaN stays NaN.
+_BFLOAT_BY_BITS = """
+FUNCTION u16 bfloat_bits(f32 a) {
+  const u32 bits = BITS_OF_F32(a);
+  return a != a ? 0x7fff : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+FUNCTION f32 bfloat_value(u16 bits) { return F32_OF_BITS((u32)bits << 16); }
+"""
+
+_CUDA = f"""
+#define FUNCTION static __device__ __forceinline__
+#define FUNCTION_ __device__ __forceinline__
+#define GLOBAL
+#define SHARED
+#define PRIVATE
+#define UNROLL _Pragma("unroll")
+#define BARRIER() __syncthreads()
+#define SHUFFLE(a, apart) __shfl_xor_sync(0xffffffffu, a, apart)
+#define HIGH_PRODUCT(a, b) __umulhi(a, b)
+#define BITS_OF_F32(a) ((u32)__float_as_int(a))
+#define F32_OF_BITS(a) __int_as_float((int)(a))
+#define BITS_OF_F64(a) ((u64)__double_as_longlong(a))
+#define F64_OF_BITS(a) __longlong_as_double((i64)(a))
+#define MAGNITUDE(a) ((a) < 0 ? -(a) : (a))
+{_TYPES}{_HALVES}{_COMPLEX}
+""".replace("\n\n", "\n")
+_CUDA_HALVES = """
+#ifndef EMULATED
+FUNCTION u16 half_bits(f32 a) { u16 b; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(b) : "f"(a)); return b; }
+FUNCTION u16 half_bits_d(f64 a) { u16 b; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(b) : "d"(a)); return b; }
+FUNCTION f32 half_value(u16 b) { f32 a; asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(b)); return a; }
+FUNCTION u16 bfloat_bits(f32 a) {
+  u16 b; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(b) : "f"(a)); return b;
+}
+FUNCTION f32 bfloat_value(u16 bits) { return F32_OF_BITS((u32)bits << 16); }
+#endif
+"""
+
+_HIP = f"""
+#define FUNCTION static __device__ __forceinline__
+#define FUNCTION_ __device__ __forceinline__
+#define GLOBAL
+#define SHARED
+#define PRIVATE
+#define UNROLL _Pragma("unroll")
+#define BARRIER() __syncthreads()
+#define SHUFFLE(a, apart) __shfl_xor(a, apart, 32)
+#define HIGH_PRODUCT(a, b) __umulhi(a, b)
+#define BITS_OF_F32(a) ((u32)__float_as_int(a))
+#define F32_OF_BITS(a) __int_as_float((int)(a))
+#define BITS_OF_F64(a) ((u64)__double_as_longlong(a))
+#define F64_OF_BITS(a) __longlong_as_double((i64)(a))
+#define MAGNITUDE(a) ((a) < 0 ? -(a) : (a))
+{_TYPES}{_HALVES}{_COMPLEX}
+""".replace("\n\n", "\n")
+_HIP_HALVES = f"""
+#ifndef EMULATED
+union HalfBits {{ _Float16 number; u16 bits; }};
+FUNCTION u16 half_bits(f32 a) {{ HalfBits b; b.number = (_Float16)a; return b.bits; }}
+FUNCTION u16 half_bits_d(f64 a) {{ HalfBits b; b.number = (_Float16)a; return b.bits; }}
+FUNCTION f32 half_value(u16 a) {{ HalfBits b; b.bits = a; return (f32)b.number; }}
+{_BFLOAT_BY_BITS.strip()}
+#endif
+"""
+
+_METAL = f"""
+#include <metal_stdlib>
+using namespace metal;
+#define FUNCTION static inline
+#define FUNCTION_ inline
+#define GLOBAL device
+#define SHARED threadgroup
+#define PRIVATE thread
+#define UNROLL _Pragma("unroll")
+#define BARRIER() threadgroup_barrier(mem_flags::mem_threadgroup)
+#define SHUFFLE(a, apart) simd_shuffle_xor(a, (ushort)(apart))
+#define HIGH_PRODUCT(a, b) mulhi(a, b)
+#define BITS_OF_F32(a) as_type<u32>(a)
+#define F32_OF_BITS(a) as_type<f32>((u32)(a))
+#define MAGNITUDE(a) ((a) < 0 ? -(a) : (a))
+typedef char i8;
+typedef uchar u8;
+typedef short i16;
+typedef ushort u16;
+typedef int i32;
+typedef uint u32;
+typedef long i64;
+typedef ulong u64;
+typedef float f32;
+{_HALVES}
+struct alignas(8) c64 {{ f32 re, im; }};
+""".replace("\n\n", "\n")
+_METAL_HALVES = f"""
+#ifndef EMULATED
+FUNCTION u16 half_bits(f32 a) {{ return as_type<u16>((half)a); }}
+FUNCTION f32 half_value(u16 b) {{ return (f32)as_type<half>(b); }}
+{_BFLOAT_BY_BITS.strip()}
+#endif
+"""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A language: what stands before all kernels, and the names of a thread's place.
+
+    Attributes
+    ----------
+    name : str
+    head : str
+    halves : str
+        What kernels of float16 and bfloat16 need besides.
+    thread_x, thread_y, threads_x, threads_y, block_x, block_y : str
+        A thread's place in its block, the block's size, the block's place in the grid.
+    """
+
+    name: str
+    head: str
+    halves: str
+    thread_x: str = "threadIdx.x"
+    thread_y: str = "threadIdx.y"
+    threads_x: str = "blockDim.x"
+    threads_y: str = "blockDim.y"
+    block_x: str = "blockIdx.x"
+    block_y: str = "blockIdx.y"
+    shared_memory: str = "extern __shared__ __align__(16) unsigned char shared_memory[];"
+
+    def library(self, text: str) -> str:
+        """Put the names of functions of the C library in for ``$name``."""
+        if self.name == "metal":
+            return _LIBRARY.sub(lambda m: f"precise::{m[1].removesuffix('f')}", text)
+        return _LIBRARY.sub(r"\1", text)
+
+
+_LIBRARY = re.compile(r"\$(\w+)")
+CUDA = Dialect("cuda", _CUDA.lstrip(), _CUDA_HALVES.lstrip())
+HIP = Dialect("hip", _HIP.lstrip(), _HIP_HALVES.lstrip())
+METAL = Dialect(
+    "metal", _METAL.lstrip(), _METAL_HALVES.lstrip(),
+    "thread_at.x", "thread_at.y", "block_size.x", "block_size.y", "block_at.x", "block_at.y",
+    "",
+)  # fmt: skip
+DIALECTS = {d.name: d for d in (CUDA, HIP, METAL)}

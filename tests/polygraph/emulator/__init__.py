@@ -1,0 +1,261 @@
+"""Generated CUDA text run on the CPU: the back end that tests run fused programs on.
+
+``g++`` compiles the very text that a GPU would get. Each thread of a block is a fibre; shared memory
+starts as NaN, arrays lie before (or after) pages that may not be touched, and a scheduler with a
+seed runs one warp far ahead of the others, so that a missing barrier or an index out of range does
+not stay unseen.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from rtxarr.polygraph.codegen import _operations
+from rtxarr.polygraph.codegen._dialects import DIALECTS
+from rtxarr.polygraph.codegen._kernels import SHARED_LIMIT, generate
+from rtxarr.polygraph.codegen._text import join_texts, number_bytes
+
+HERE = Path(__file__).parent
+HAS_COMPILER = shutil.which("g++") is not None
+_lock = threading.RLock()
+
+
+@functools.cache
+def _folder():
+    """Where compiled text is kept: one folder for this version of the emulator, shared by processes."""
+    sources = b"".join((HERE / name).read_bytes() for name in ("gpu.h", "fibres.cpp"))
+    version = hashlib.sha256(sources).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"rtxarr-emulator-{os.getuid()}-{version}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def compile_library(name, text, *, language="c++", flags=()):
+    """Return the path of a library made of ``text``; an older one of the same text will do."""
+    digest = hashlib.sha256(repr((text, flags)).encode()).hexdigest()[:24]
+    target = _folder() / f"{name}-{digest}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as inside:
+            made = Path(inside) / "made.so"
+            command = ["g++", "-std=c++17", "-shared", "-fPIC", "-w", f"-I{HERE}"]
+            command += ["-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing"]
+            command += [*flags, "-x", language, "-", "-o", str(made)]
+            done = subprocess.run(command, input=text, capture_output=True, text=True)
+            if done.returncode:
+                numbered = "\n".join(f"{i + 1:4} {t}" for i, t in enumerate(text.split("\n")))
+                raise AssertionError(f"{done.stderr}\n{numbered}")
+            os.replace(made, target)
+    return target
+
+
+@functools.cache
+def _fibres():
+    path = compile_library("fibres", (HERE / "fibres.cpp").read_text(), flags=("-O2",))
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    library.gpu_launch.restype = ctypes.c_char_p
+    library.gpu_guarded.restype = ctypes.c_void_p
+    library.gpu_guarded.argtypes = (ctypes.c_size_t, ctypes.c_int)
+    library.gpu_release.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return library
+
+
+def _thunk(launch):
+    arguments = ", ".join(f"*({a.type}*)a[{i}]" for i, a in enumerate(launch.arguments))
+    return f'extern "C" void run_{launch.name}(void** a) {{ {launch.name}({arguments}); }}'
+
+
+class EmulatorBackend:
+    """Runs kernels on NumPy arrays; the interface of a back end.
+
+    Parameters
+    ----------
+    mode : str
+        "strict" or "fast".
+    seeds : sequence of int
+        Each kernel is run once with each and must give the same bits. 0 runs warps in turn.
+    dialect : str
+        "cuda", "hip" or "metal".
+    """
+
+    def __init__(self, *, mode="strict", seeds=(1,), dialect="cuda", shared_limit=SHARED_LIMIT):
+        self.strict = mode == "strict"
+        self.seeds = seeds
+        self.dialect = DIALECTS[dialect]
+        self.shared_limit = shared_limit
+        self.kernels = {}  # a text's entry point, compiled
+
+    def fuses(self, op, dtype):
+        return _operations.renders(op, np.dtype(dtype))
+
+    def empty(self, shape, dtype):
+        array = np.empty(shape, dtype)
+        array.reshape(-1).view(np.uint8)[:] = 0xA5
+        return array
+
+    def generate(self, loops):
+        return generate(
+            loops, self.dialect, strict=self.strict, shared_limit=self.shared_limit
+        )
+
+    def source(self, loops):
+        return self.generate(loops).text
+
+    def build(self, loops):
+        return self.build_all([loops])[0]
+
+    def build_all(self, many):
+        """Build kernels in one run of the compiler for each width of indices."""
+        kernels = [self.generate(loops) for loops in many]
+        self.compile(kernels)
+        return [functools.partial(self.run, k, loops) for k, loops in zip(kernels, many, strict=True)]
+
+    def compile(self, kernels):
+        with _lock:
+            missing = {
+                launch.name: k for k in kernels for launch in k.launches
+                if launch.name not in self.kernels
+            }  # fmt: skip
+            for head in dict.fromkeys(k.head for k in missing.values()):
+                some = list(dict.fromkeys(k for k in missing.values() if k.head == head))
+                thunks = dict.fromkeys(_thunk(launch) for k in some for launch in k.launches)
+                text = "\n".join([f'#include "{self._header}"', join_texts(some), *thunks, ""])
+                text = text.replace(
+                    "extern __shared__ __align__(16) unsigned char shared_memory[];",
+                    "unsigned char* const shared_memory = gpu_shared;",
+                )
+                _fibres()
+                library = ctypes.CDLL(str(compile_library("kernels", text, flags=("-O1",))))
+                for k in some:
+                    for launch in k.launches:
+                        self.kernels[launch.name] = getattr(library, f"run_{launch.name}")
+
+    _header = "gpu.h"
+
+    def run(self, kernel, loops, *arrays):
+        """Run a kernel on arrays and numbers in the order of ``loops.buffers``."""
+        results = []
+        for seed in self.seeds:
+            with _lock, _Memory(loops, arrays, at_end=seed % 2 == 1 or seed == 0) as memory:
+                self._launch(kernel, memory, seed)
+                results.append(memory.outputs())
+        for other in results[1:]:
+            for a, b in zip(results[0], other, strict=True):
+                assert a.tobytes() == b.tobytes(), "the result depends on the order of threads"
+        _write(loops, arrays, results[0])
+
+    def _launch(self, kernel, memory, seed):
+        plain = "BARRIER" not in kernel.body and "shuffled" not in kernel.body
+        packed = kernel.packed and all(
+            memory.address(i) % size == 0 for i, size in kernel.alignments
+        )
+        scratch = [memory.scratch(n) for n in kernel.scratch]
+        for launch in kernel.launches:
+            values = []
+            for a in launch.arguments:
+                if a.kind == "buffer":
+                    values.append(memory.value(a.value))
+                elif a.kind == "packed":
+                    values.append(int(packed).to_bytes(4, "little"))
+                elif a.kind == "scratch":
+                    values.append(scratch[a.value].to_bytes(8, "little"))
+                else:
+                    values.append(number_bytes(a, wide=kernel.wide))
+            held = [ctypes.create_string_buffer(v, max(len(v), 16)) for v in values]
+            pointers = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
+            problem = _fibres().gpu_launch(
+                ctypes.cast(self.kernels[launch.name], ctypes.c_void_p), pointers,
+                (ctypes.c_uint * 3)(*launch.grid, 1), (ctypes.c_uint * 3)(*launch.block, 1),
+                ctypes.c_uint(launch.shared), ctypes.c_uint(seed), ctypes.c_int(plain),
+            )  # fmt: skip
+            if problem:
+                raise AssertionError(f"{launch.name}: {problem.decode()}")
+
+
+class _Memory:
+    """Copies of arrays in guarded memory; arrays that overlap share a copy."""
+
+    def __init__(self, loops, arrays, *, at_end):
+        self.loops, self.arrays, self.at_end = loops, arrays, at_end
+        self.blocks, self.places, self.scratches = [], {}, []
+
+    def __enter__(self):
+        spans = []
+        for i, (b, x) in enumerate(zip(self.loops.buffers, self.arrays, strict=True)):
+            if not b.is_scalar:
+                assert x.dtype == b.dtype, (b, x.dtype)
+                low, high = np.lib.array_utils.byte_bounds(x) if x.size else (x.ctypes.data,) * 2
+                spans.append((low, high, i, x.ctypes.data))
+        spans.sort(key=lambda span: span[:2])
+        for low, high, i, data in spans:
+            if self.blocks and low < self.blocks[-1][1] and low < high:
+                block = self.blocks[-1]
+                block[1] = max(block[1], high)
+            else:
+                block = [low, high, None]
+                self.blocks.append(block)
+            self.places[i] = block, data
+        for block in self.blocks:
+            # Keep the address's place in a line of 16 bytes.
+            shift = block[0] % 16
+            size = block[1] - block[0] + shift
+            base = _fibres().gpu_guarded(size, self.at_end)
+            block[2] = base + shift
+            block.append((base, size))
+            ctypes.memmove(block[2], block[0], block[1] - block[0])
+        return self
+
+    def __exit__(self, *exc):
+        for *_, (base, size) in self.blocks:
+            _fibres().gpu_release(base, size)
+        for base, size in self.scratches:
+            _fibres().gpu_release(base, size)
+
+    def scratch(self, size):
+        base = _fibres().gpu_guarded(size, self.at_end)
+        ctypes.memset(base, 0xFF, size)
+        self.scratches.append((base, size))
+        return base
+
+    def address(self, i):
+        block, data = self.places[i]
+        return block[2] + data - block[0]
+
+    def value(self, i):
+        b, x = self.loops.buffers[i], self.arrays[i]
+        if b.is_scalar:
+            return np.asarray(x, b.dtype).tobytes()
+        return self.address(i).to_bytes(8, "little")
+
+    def outputs(self):
+        """Return the bytes of every copy, all of which are compared and written back."""
+        return [
+            np.frombuffer(ctypes.string_at(block[2], block[1] - block[0]), np.uint8)
+            for block in self.blocks
+        ]
+
+
+def _write(loops, arrays, contents):
+    """Copy what kernels left in memory to the arrays that are outputs."""
+    memory = _Memory(loops, arrays, at_end=True)
+    with memory:
+        for block, content in zip(memory.blocks, contents, strict=True):
+            ctypes.memmove(block[2], content.ctypes.data, content.size)
+        for i, (b, x) in enumerate(zip(loops.buffers, arrays, strict=True)):
+            if b.is_output:
+                kind = ctypes.c_ubyte * max(x.nbytes, 1)
+                low, high = np.lib.array_utils.byte_bounds(x) if x.size else (0, 0)
+                block, _ = memory.places[i]
+                raw = (ctypes.c_ubyte * (high - low)).from_address(block[2] + low - block[0])
+                copy = np.ndarray(
+                    x.shape, x.dtype, buffer=raw, offset=x.ctypes.data - low, strides=x.strides
+                )
+                x[...] = copy
+                del kind
