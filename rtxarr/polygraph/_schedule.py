@@ -23,8 +23,9 @@ from rtxarr.polygraph._ir import Graph, Node
 _MAX_MEMBERS = 160
 _MAX_BUFFERS = 40
 
-# A node needed at more than one place of a kernel is computed for each if it is as cheap as this.
-_MAX_REPEATED = 4
+# A node needed at several places of a kernel is computed for each if it is as cheap as this. One
+# needed by several kernels is computed in each, if that reads hardly more than its result would be.
+_MAX_PLACES_COST, _MAX_USERS_COST = 4, 12
 
 # Fewer rows than this, each longer, are reduced in two stages: nothing may follow in the kernel.
 FEW_ROWS, LONG_ROW = 64, 8192
@@ -253,7 +254,7 @@ class Scheduler:
                 self._try(node, group)  # else it reads the view's memory
             return
         if node not in self.kept:
-            if len(users) == 1 or (pointwise and self._is_cheaper_again(node)):
+            if len(users) == 1 or (pointwise and self._is_cheaper_again(node, users)):
                 refusals = [why for g in users if (why := self._refusal(node, g))]
                 if not refusals:
                     for group in users:
@@ -350,7 +351,7 @@ class Scheduler:
         if node.op in _REDUCTIONS or node.op == "spread":
             return "" if self._fitting_space(node, group) else self._misfit(node, group)
         places = len(group.need[node])
-        if places > 1 and self._cost(node) > _MAX_REPEATED:
+        if places > 1 and self._below(node)[0] > _MAX_PLACES_COST:
             return f"needed at {places} places of one kernel"
         return ""
 
@@ -361,31 +362,31 @@ class Scheduler:
             return f"{node.op} is over other rows than those of its user"
         return f"{node.op} is over other rows than the kernel's ({group.rows} x {group.cols})"
 
-    def _cost(self, node: Node) -> int:
-        """Count what is computed again where a node is: its operations down to memory."""
-        return self._below(node)[0]
-
-    def _is_cheaper_again(self, node: Node) -> bool:
+    def _is_cheaper_again(self, node: Node, users: list[Group]) -> bool:
         """Tell whether to compute a node in each of its users rather than to keep it."""
-        cost, n_read = self._below(node)
-        return cost <= _MAX_REPEATED and n_read <= 1
+        cost, read = self._below(node)
+        return cost <= _MAX_USERS_COST and all(len(read - g.need.keys()) <= 1 for g in users)
 
-    def _below(self, node: Node) -> tuple[int, int]:
-        """Return the operations between a node and memory, and the arrays of its size there."""
+    def _below(self, node: Node) -> tuple[int, set[Node]]:
+        """Return the cost of computing a node from memory, and the arrays of its size there.
+
+        What is smaller than the node is of a row, and costs little.
+        """
         seen: set[Node] = set()
-        stack, cost, n_read = [node], 0, 0
-        while stack and cost <= _MAX_REPEATED:
+        read: set[Node] = set()
+        stack, cost = [node], 0
+        while stack and cost <= _MAX_USERS_COST:
             n = stack.pop()
-            if n in seen:
+            if n in seen or n.size < node.size or n.op in ("constant", "iota"):
                 continue
             seen.add(n)
             in_memory = n.op == "input" or (n in self.kept and n is not node)
             if in_memory or not is_pointwise(n, self.backend):
-                n_read += n.size >= node.size and n.op not in ("constant", "iota")
+                read.add(n)
                 continue
             cost += 0 if n.op in ir.VIEWS else 1 if n.op in _CHEAP or n.op not in ir.MAPS else 4
             stack.extend(n.src)
-        return cost, n_read
+        return cost, read
 
     def _fitting_space(self, node: Node, group: Group) -> Space | None:
         """Return the space in which ``group`` can compute the reduction ``node``, if it can."""

@@ -266,3 +266,15 @@ def test_segments_of_two_graphs_are_two_kernels(rng):
     graph = ir.Graph([x, *one.inputs, *two.inputs], [again])
     program = run(graph, [rng.standard_normal((5, 6), "f4"), *one.arrays, *two.arrays])
     assert len(kernels(program)) == 2
+
+
+def test_a_cheap_node_is_computed_in_each_kernel_that_needs_it(rng):
+    """The normalized rows and a sum over their columns: the rows are not kept in memory."""
+    x, g = (ir.input_node(i, "float32", (6, 8)) for i in range(2))
+    y = normalized(x)
+    column = ir.reduce_node("sum", ir.map_node("multiply", y, g), (0,))
+    graph = ir.Graph([x, g], [ir.map_node("multiply", y, g), column])
+    program = run(graph, [rng.standard_normal((6, 8), "f4") for _ in range(2)])
+    assert kernels(program) == [("rows", 6, 8), ("columns", 8, 6)]
+    kept = [n.shape for s in program.steps for n in s.results]
+    assert sorted(kept) == [(6,), (6,), (6, 8), (8,)]
