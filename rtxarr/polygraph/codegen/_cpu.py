@@ -1,0 +1,362 @@
+"""Kernels as loops for the CPU: LLVM assembly that calls NumPy's inner loops.
+
+What a processor does in one instruction (arithmetic, comparisons, casts) is written out, and LLVM
+makes vector instructions of it. What it does not (exponentials, powers, sums in NumPy's order) is
+done by NumPy's own loops, which a kernel calls on a *tile*: a part of the work whose values fit in
+cache. So the results have NumPy's bits. Statements are thereby cut into *stages*: loops over the
+tile, with calls between them; a value of one stage that a later one needs is kept in a *slot*, an
+array of a tile's length, unless it is cheaper to compute it again.
+
+A kernel is one function::
+
+    void kernel(PyObject *array, ..., int64_t *numbers, int64_t begin, int64_t end)
+
+of elements (map) or rows ``begin`` to ``end``. It takes arrays and NumPy scalars as they are: where
+their memory is stands behind the head of the object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rtxarr.polygraph import _index as ix
+from rtxarr.polygraph._index import Div, Expr, Loaded, Mod, Symbol
+from rtxarr.polygraph._loops import Accumulator, Loops, Statement
+from rtxarr.polygraph.codegen import _ufuncs
+from rtxarr.polygraph.codegen._assembly import is_native, kind
+
+_BOOL = np.dtype(bool)
+_NOT_MAPS = frozenset(("load", "scalar", "index", "in_range", "divides"))
+
+# A value that takes more than this to compute again is kept in a slot.
+_CHEAP = 4
+_COSTS = {"divide": 6, "sqrt": 6, "rsqrt": 12, "reciprocal": 6, "load": 1}
+
+# Elements of a tile, by the largest number of bytes that one has.
+TILE_BYTES = 16384
+# Rows longer than this are taken in parts: their values do not stay in cache.
+LONG_ROW = 65536
+
+# Splitting a counter in two pays only if the inner loop is this long.
+_SHORT = 16
+
+BINARY = {
+    "sum": "add",
+    "prod": "multiply",
+    "max": "maximum",
+    "min": "minimum",
+    "any": "logical_or",
+    "all": "logical_and",
+}
+
+
+def fuses(op: str, dtype: np.dtype) -> bool:
+    """Tell whether ``op``, a map, cast or reduction of values of ``dtype``, can be written."""
+    if op in ("argmax", "argmin"):
+        return kind(dtype) != "c"
+    if op in BINARY:
+        return (op not in ("max", "min") or kind(dtype) != "c") and bool(_ufuncs.find(op, dtype))
+    if op == "pow" and kind(dtype) in "iu":
+        return False  # a negative exponent raises
+    return is_native(op, dtype) or op in _COMPOSED or _ufuncs.find(op, dtype) is not None
+
+
+# ------------------------------------------------------------------------------ preparation
+
+
+def _sigmoid(s: Statement) -> list[Statement]:
+    half = kind(s.dtype) == "h"
+    wide = np.dtype(np.float32) if half else s.dtype
+    out: list[Statement] = []
+
+    def say(op, *args, dtype=wide):
+        out.append(Statement(f"{s.name}_{len(out)}", op, args, dtype))
+        return out[-1].name
+
+    x = say("cast", *s.args) if half else s.args[0]
+    one, zero = say("index", ix.number(1)), say("index", ix.number(0))
+    small = say("exp", say("negative", say("abs", x)))
+    above = say("greater_equal", x, zero, dtype=_BOOL)
+    result = say("divide", say("where", above, one, small), say("add", one, small))
+    if half:
+        say("cast", result, dtype=s.dtype)
+    last = out.pop()
+    return [*out, Statement(s.name, last.op, last.args, last.dtype)]
+
+
+def _erf(s: Statement) -> list[Statement]:
+    if kind(s.dtype) != "h":
+        return [s]
+    wide = np.dtype(np.float32)
+    return [
+        Statement(f"{s.name}_0", "cast", s.args, wide),
+        Statement(f"{s.name}_1", "erf", (f"{s.name}_0",), wide),
+        Statement(s.name, "cast", (f"{s.name}_1",), s.dtype),
+    ]
+
+
+_COMPOSED: dict[str, Callable] = {"sigmoid": _sigmoid, "erf": _erf}
+
+
+def _expanded(statements: Sequence[Statement]) -> list[Statement]:
+    out: list[Statement] = []
+    for s in statements:
+        native = s.op in _NOT_MAPS or s.op == "store"
+        out += _COMPOSED[s.op](s) if not native and s.op in _COMPOSED else [s]
+    return out
+
+
+def _divisors(x: Expr, symbol: str, found: set[int]) -> None:
+    """Add what ``symbol`` is divided by, anywhere in ``x``."""
+    for atom, _ in x.terms:
+        if type(atom) in (Div, Mod):
+            if symbol in ix.names_in(atom.numerator):
+                found.add(atom.divisor)
+            _divisors(atom.numerator, symbol, found)
+
+
+def _rebuilt(x: Expr, symbol: str, value: Expr) -> Expr:
+    """Return ``x`` with ``value`` in place of ``symbol``."""
+    parts = [ix.number(x.offset)]
+    for atom, factor in x.terms:
+        if type(atom) in (Div, Mod):
+            inner = _rebuilt(atom.numerator, symbol, value)
+            whole = (ix.floordiv if type(atom) is Div else ix.mod)(inner, atom.divisor)
+        elif type(atom) is Symbol and atom.name == symbol:
+            whole = value
+        else:
+            whole = Expr(((atom, 1),), 0)
+        parts.append(ix.mul(whole, factor))
+    return ix.add(*parts)
+
+
+def _split_length(statements: Sequence[Statement], symbol: str, size: int) -> int | None:
+    """Return the length of an inner loop over ``symbol`` that makes its divisions few."""
+    found: set[int] = set()
+    for s in statements:
+        for arg in s.args:
+            if isinstance(arg, Expr):
+                _divisors(arg, symbol, found)
+    found = {n for n in found if 1 < n < size}
+    if not found:
+        return None
+    return min((n for n in found if n >= _SHORT), default=max(found))
+
+
+# ----------------------------------------------------------------------------------- values
+
+
+class Planned:
+    """The result of a statement or accumulator, and where it is found."""
+
+    def __init__(self, name: str, op: str, args: tuple, dtype: np.dtype, deps: dict) -> None:
+        self.name, self.op, self.args, self.dtype = name, op, args, dtype
+        self.deps: dict[str, Planned] = deps
+        self.in_row = False
+        self.time = (0, 0)  # number of its section, and stage there
+        self.needs_slot = False
+        self.slot: int | None = None  # the slot's number, once it has one
+        self.best_slot: int | None = None  # argmax, argmin: where the value itself is
+        self.native = True
+        self.loop: _ufuncs.Loop | None = None
+
+    def cost(self) -> int:
+        """What it takes to compute it where it is needed."""
+        if self.op in ("scalar", "index"):
+            return 0
+        if self.needs_slot:
+            return 1
+        return _COSTS.get(self.op, 1) + sum(d.cost() for d in self.deps.values())
+
+
+class Section:
+    """Statements of rows or of elements, cut into stages."""
+
+    def __init__(self, number: int, in_row: bool) -> None:
+        self.number, self.in_row = number, in_row
+        self.values: list[Planned] = []
+        self.stores: list[tuple[str, Expr, Planned, dict]] = []
+        self.reductions: list[tuple[Accumulator, Planned, Planned]] = []  # (it, result, of)
+
+    def stages(self) -> int:
+        ends = [v.time[1] + (not v.native) for v in self.values]
+        return max(ends, default=0) + 1
+
+
+class Plan:
+    """What is done in which order: sections of stages, and which values are kept.
+
+    ``in_parts`` says that a tile holds a part of a row only: then no value of an element outlives
+    its section, and each pass goes over the parts.
+    """
+
+    def __init__(self, loops: Loops, in_parts: bool) -> None:
+        self.loops = loops
+        self.kind = loops.kind
+        self.in_parts = in_parts or loops.kind == "columns"
+        self.buffers = {b.name: b for b in loops.buffers}
+        self.inner = {"map": "i", "rows": "c", "columns": "r"}[loops.kind]
+        size = loops.rows if loops.kind == "columns" else loops.cols
+        everything = [*loops.before]
+        for phase in loops.phases:
+            everything += [*phase.body, *phase.after]
+        self.split = _split_length(everything, self.inner, size)
+        if self.split:
+            high = ix.symbol(self.inner + "_hi", -(-size // self.split))
+            low = ix.symbol(self.inner + "_lo", self.split)
+            self._whole = ix.add(ix.mul(high, self.split), low)
+        self.known: dict[str, Planned] = {}  # by name
+        self.last_use: dict[Planned, tuple[int, int]] = {}
+        self.sections: list[Section] = []
+        self.section(loops.before, in_row=True)
+        for phase in loops.phases:
+            section = self.section(phase.body, in_row=False)
+            for a in phase.accumulators:
+                self._accumulator(section, a)
+            self.section(phase.after, in_row=True)
+        self._decide()
+
+    def section(self, statements: Sequence[Statement], in_row: bool) -> Section:
+        out = Section(len(self.sections), in_row)
+        self.sections.append(out)
+        if not in_row and self.in_parts:
+            self.known = {k: v for k, v in self.known.items() if v.in_row}
+        for s in _expanded(statements):
+            deps = {n: self.known[n] for n in _names(s) if n in self.known}
+            args = tuple(self._rewritten(a) if isinstance(a, Expr) else a for a in s.args)
+            if s.op == "store":
+                buffer, place, name = args
+                out.stores.append((buffer, place, self.known[name], deps))
+                continue
+            if s.name in self.known:
+                continue
+            value = Planned(s.name, s.op, args, s.dtype, deps)
+            value.original = s.args
+            self._place(value, out)
+            self.known[s.name] = value
+            out.values.append(value)
+        return out
+
+    def _rewritten(self, x: Expr) -> Expr:
+        return _rebuilt(x, self.inner, self._whole) if self.split else x
+
+    def _place(self, v: Planned, section: Section) -> None:
+        """Find out whether NumPy computes it, and in which stage."""
+        v.in_row = section.in_row
+        if v.op not in _NOT_MAPS:
+            operand = next(iter(v.deps.values())) if v.op != "where" else v
+            v.native = is_native(v.op, operand.dtype)
+            if not v.native:
+                v.loop = _ufuncs.find(v.op, operand.dtype)
+                v.needs_slot = True
+        stage = 0
+        for d in v.deps.values():
+            if d.time[0] == section.number and d.in_row == section.in_row:
+                stage = max(stage, d.time[1] + (v.native and not d.native))
+        v.time = section.number, stage
+
+    def _accumulator(self, section: Section, a: Accumulator) -> None:
+        of = self.known[a.of]
+        result = Planned(a.name, a.op, (), a.result, {a.of: of})
+        result.in_row = result.needs_slot = True
+        result.native = False
+        result.time = section.number, section.stages()
+        self.known[a.name] = result
+        section.reductions.append((a, result, of))
+
+    def adds_up_in_stage(self, a: Accumulator) -> bool:
+        """Tell whether a reduction is part of a stage's loop: each lane has its own total."""
+        return self.kind == "columns" and (
+            a.op.startswith("arg") or is_native(BINARY[a.op], a.dtype)
+        )
+
+    def _decide(self) -> None:
+        """Choose the values that are kept in slots."""
+        for section in self.sections:
+            for a, _, of in section.reductions:
+                if not self.adds_up_in_stage(a) and self.direct(of, "reduce") is None:
+                    of.needs_slot = True
+            for v in section.values:
+                if not v.native:
+                    for d in v.deps.values():
+                        d.needs_slot |= not self._has_address(d, v)
+        last_use = self.last_use
+        for section in self.sections:
+            last = section.number, section.stages() - 1
+            for v in section.values:
+                for d in v.deps.values():
+                    last_use[d] = max(last_use.get(d, (0, 0)), v.time)
+            for _, _, value, deps in section.stores:
+                for d in (value, *deps.values()):
+                    last_use[d] = max(last_use.get(d, (0, 0)), last)
+            for a, _, of in section.reductions:
+                if self.adds_up_in_stage(a):
+                    last_use[of] = max(last_use.get(of, (0, 0)), last)
+        for section in self.sections:
+            for v in section.values:
+                if v.native and last_use.get(v, (0, 0)) > v.time and v.cost() > _CHEAP:
+                    v.needs_slot = True
+
+        for section in reversed(self.sections):
+            for v in reversed(section.values):
+                if v.native and not v.needs_slot:  # computed again at its last use
+                    for d in v.deps.values():
+                        last_use[d] = max(last_use[d], last_use.get(v, (0, 0)))
+
+    def kept(self) -> list[Planned]:
+        """Return the values that need slots, in the order in which they are computed."""
+        found = []
+        for section in self.sections:
+            found += [v for v in section.values if v.needs_slot]
+            found += [result for _, result, _ in section.reductions]
+        return sorted(found, key=lambda v: v.time)
+
+    def _has_address(self, d: Planned, user: Planned) -> bool:
+        """Tell whether NumPy can read an operand where it lies."""
+        if d.op == "scalar":
+            return True
+        return d.in_row == user.in_row and self.direct(d, "row" if d.in_row else "map") is not None
+
+    def direct(self, v: Planned, use: str) -> tuple[Expr, int] | None:
+        """Return the place and the step of a load that NumPy can read from memory, or None.
+
+        ``use`` is "map" (all elements of the tile in one call), "reduce" or "row".
+        """
+        if v.op != "load" or v.args[2] is not None or v.needs_slot:
+            return None
+        place = v.original[1]
+        if any(type(atom) is not Symbol for atom, _ in place.terms):
+            return None
+        factors = {atom.name: f for atom, f in place.terms}
+        if use == "row":
+            return place, factors.get("r", 0)
+        if self.kind == "columns":
+            return (place, factors.get("r", 0)) if use == "reduce" else None
+        step = factors.get(self.inner, 0)
+        if use == "map" and self.kind == "rows" and not self.in_parts and self.loops.rows > 1:
+            if factors.get("r", 0) != step * self.loops.cols:
+                return None
+        return place, step
+
+
+def _names(s: Statement) -> list[str]:
+    found: list[str] = []
+    for arg in s.args:
+        if isinstance(arg, Expr):
+            found += sorted(_loaded_names(arg))
+        elif isinstance(arg, str):
+            found.append(arg)
+    return found
+
+
+def _loaded_names(x: Expr) -> set[str]:
+    found: set[str] = set()
+    for atom, _ in x.terms:
+        if type(atom) in (Div, Mod):
+            found |= _loaded_names(atom.numerator)
+        elif type(atom) is Loaded:
+            found.add(atom.name)
+    return found

@@ -1,0 +1,675 @@
+"""Plans of kernels for the CPU as text: loops, slots and calls; see ``_cpu``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rtxarr.polygraph._index import Div, Expr, Loaded, Mod
+from rtxarr.polygraph._loops import Accumulator
+from rtxarr.polygraph.codegen import _ufuncs
+from rtxarr.polygraph.codegen._assembly import (
+    Assembly,
+    Value,
+    kind,
+    llvm_type,
+    memory_type,
+    part,
+)
+from rtxarr.polygraph.codegen._cpu import BINARY, Plan, Planned, Section
+
+_INT64 = np.dtype(np.int64)
+# Numbers that every kernel takes, before those of its index expressions.
+FIXED = ("tile", "chunk", "rows", "cols")
+# Where an object's memory begins, or the pointer to it: behind what every object starts with.
+_HEAD = object.__basicsize__
+
+
+def identity(op: str, dtype: np.dtype) -> Value:
+    """Return what a reduction starts from."""
+    k = kind(dtype)
+    if op in ("any", "all") or k == "b":
+        return "true" if op in ("all", "prod", "min") else "false"
+    if op in ("sum", "prod"):
+        one = op == "prod"
+        if k == "c":
+            return ("1.0" if one else "0.0"), "0.0"
+        if dtype.name == "bfloat16":
+            return "16256" if one else "0"
+        return {"f": ("0.0", "1.0"), "h": ("0xH0000", "0xH3C00")}.get(k, ("0", "1"))[one]
+    if k in "iu":
+        info = np.iinfo(dtype)
+        return str(int(info.min if op == "max" else info.max))
+    below = op == "max"
+    if dtype.name == "bfloat16":
+        return "-128" if below else "32640"
+    if k == "h":
+        return "0xHFC00" if below else "0xH7C00"
+    return "0xFFF0000000000000" if below else "0x7FF0000000000000"
+
+
+class Writer:
+    """Writes the text of a plan.
+
+    Attributes
+    ----------
+    text : str
+    numbers : list of int
+        What the kernel's array of numbers holds after ``FIXED``.
+    """
+
+    def __init__(self, plan: Plan, *, contract: bool = False) -> None:
+        self.plan = plan
+        self.asm = Assembly(contract=contract)
+        self.numbers: list[int] = []
+        self._number_names: dict[int, str] = {}
+        self._loop_names: dict[_ufuncs.Loop, tuple[str, str, str]] = {}
+        self._entry: list[str] = []  # what the other lines stand on
+        self._late_entry: list[str] = []
+        self._metadata: list[str] = []
+        self._group = ""
+        self._scalars: dict[str, Value] = {}
+        self._allocate_slots()
+        self._write()
+        self.text = self._assembled()
+
+    # ---------------------------------------------------------------------------------- parts
+
+    def _number(self, n: int) -> str:
+        """Return the name of a number above 1 of an index expression: a parameter."""
+        if n in (0, 1):
+            return str(n)
+        if n not in self._number_names:
+            self._number_names[n] = self._parameter(n, "n")
+        return self._number_names[n]
+
+    def _parameter(self, n: int, stem: str) -> str:
+        name = f"%{stem}{len(self.numbers)}"
+        self._take(name, len(FIXED) + len(self.numbers))
+        self.numbers.append(n)
+        return name
+
+    def _take(self, name: str, i: int) -> None:
+        self._entry.append(f"  {name}_p = getelementptr i64, ptr %numbers, i64 {i}")
+        self._entry.append(f"  {name} = load i64, ptr {name}_p")
+
+    def _allocate_slots(self) -> None:
+        """Give each kept value a slot; values that are not needed at once share one."""
+        self._slots: list[tuple[bool, int]] = []  # (of rows, bytes of an element)
+        free: list[tuple[tuple[int, int], int]] = []  # (until when it is used, slot)
+        for v in self.plan.kept():
+            key = v.in_row, v.dtype.itemsize
+            reused = None
+            if not v.in_row:
+                for i, (until, slot) in enumerate(free):
+                    if until < v.time and self._slots[slot] == key:
+                        reused = slot
+                        del free[i]
+                        break
+            v.slot = len(self._slots) if reused is None else reused
+            if reused is None:
+                self._slots.append(key)
+            if not v.in_row:
+                free.append((self.plan.last_use.get(v, v.time), v.slot))
+        for section in self.plan.sections:
+            for a, result, _ in section.reductions:
+                if a.op.startswith("arg"):
+                    result.best_slot = len(self._slots)
+                    self._slots.append((True, a.dtype.itemsize))
+
+    def _assembled(self) -> str:
+        plan, asm = self.plan, self.asm
+        arguments = ", ".join(f"ptr %o_{b.name}" for b in plan.loops.buffers)
+        head = [
+            f"define void @kernel({arguments}, ptr %numbers, i64 %begin, i64 %end) {{",
+            "entry:",
+        ]
+        for i, name in enumerate(FIXED):
+            self._take(f"%{name}", i)
+        for b in plan.loops.buffers:
+            self._entry.append(f"  %a_{b.name} = getelementptr i8, ptr %o_{b.name}, i64 {_HEAD}")
+            if not b.is_scalar:
+                self._entry.append(f"  %b_{b.name} = load ptr, ptr %a_{b.name}")
+        if self._loop_names:
+            self._entry.append("  %data = alloca [4 x ptr]")
+            self._entry.append("  %steps = alloca [4 x i64]")
+            self._entry.append("  %count = alloca i64")
+        free = []
+        if self._slots:
+            self._entry += self._scratch()
+            free = ["  call void @free(ptr %scratch)"]
+            asm.declared |= {"declare ptr @malloc(i64)", "declare void @free(ptr)"}
+        lines = [*head, *self._entry, *self._late_entry, *asm.lines, *free, "  ret void", "}"]
+        return "\n".join([*lines, *sorted(asm.declared), *self._metadata, ""])
+
+    def _scratch(self) -> list[str]:
+        """Return lines that lay out the slots, each from a multiple of 64 bytes on."""
+        lines, layout, start = ["  %lanes = mul i64 %tile, %chunk"], [], "0"
+        for i, (of_rows, size) in enumerate(self._slots):
+            layout.append(f"  %slot{i} = getelementptr i8, ptr %scratch_start, i64 {start}")
+            lines += [
+                f"  %slot{i}_n = mul i64 {'%tile' if of_rows else '%lanes'}, {size}",
+                f"  %slot{i}_m = add i64 %slot{i}_n, 63",
+                f"  %slot{i}_b = and i64 %slot{i}_m, -64",
+                f"  %slot{i}_e = add i64 {start}, %slot{i}_b",
+            ]
+            start = f"%slot{i}_e"
+        return [
+            *lines,
+            f"  %scratch_bytes = add i64 {start}, 64",
+            "  %scratch = call ptr @malloc(i64 %scratch_bytes)",
+            "  %scratch_number = ptrtoint ptr %scratch to i64",
+            "  %scratch_up = sub i64 0, %scratch_number",
+            "  %scratch_gap = and i64 %scratch_up, 63",
+            "  %scratch_start = getelementptr i8, ptr %scratch, i64 %scratch_gap",
+            *layout,
+        ]
+
+    # ---------------------------------------------------------------------------------- loops
+
+    def _loop(
+        self, low: str, high: str, body: Callable, *, step: str = "1", inner: bool = False
+    ) -> None:
+        """Write ``for (i = low; i < high; i += step) body(i)``.
+
+        The iterations of an ``inner`` loop are independent.
+        """
+        asm = self.asm
+        before, head, end = asm.block, asm.fresh("loop"), asm.fresh("end")
+        some = asm.let(f"icmp slt i64 {low}, {high}")
+        asm.say(f"br i1 {some}, label %{head}, label %{end}")
+        asm.start(head)
+        i, following = "%" + asm.fresh("i"), "%" + asm.fresh("i")
+        at = len(asm.lines)
+        asm.lines.append("")
+        tail, outer_group = "", self._group
+        if inner:
+            group, loop, parallel = (len(self._metadata) + k for k in range(3))
+            self._metadata += [
+                f"!{group} = distinct !{{}}",
+                f"!{loop} = distinct !{{!{loop}, !{parallel}}}",
+                f'!{parallel} = !{{!"llvm.loop.parallel_accesses", !{group}}}',
+            ]
+            self._group = f", !llvm.access.group !{group}"
+            tail = f", !llvm.loop !{loop}"
+        body(i)
+        self._group = outer_group
+        asm.lines[at] = f"  {i} = phi i64 [{low}, %{before}], [{following}, %{asm.block}]"
+        asm.say(f"{following} = add nsw i64 {i}, {step}")
+        more = asm.let(f"icmp slt i64 {following}, {high}")
+        asm.say(f"br i1 {more}, label %{head}, label %{end}{tail}")
+        asm.start(end)
+
+    def _inner_loop(self, low: str, high: str, base: str, body: Callable) -> None:
+        """Loop over the inner counter: ``body(counters, lane)``, lanes being ``base + counter``."""
+        name, split = self.plan.inner, self.plan.split
+        asm = self.asm
+        if not split:
+            self._loop(low, high, lambda i: body({name: i}, self._sum(base, i)), inner=True)
+            return
+        n = self._number(split)
+        first = asm.let(f"udiv i64 {low}, {n}")
+        last = asm.let(f"udiv i64 {self._sum(high, self._number(split), -1)}, {n}")
+
+        def outer(hi):
+            start = asm.let(f"mul nsw i64 {hi}, {n}")
+            lowest = self._largest(asm.let(f"sub nsw i64 {low}, {start}"), "0")
+            highest = self._smallest(asm.let(f"sub nsw i64 {high}, {start}"), n)
+            lane_base = self._sum(base, start)
+
+            def one(lo):
+                whole = self._sum(start, lo)
+                counters = {name: whole, name + "_hi": hi, name + "_lo": lo}
+                body(counters, self._sum(lane_base, lo))
+
+            self._loop(lowest, highest, one, inner=True)
+
+        self._loop(first, last, outer)
+
+    def _sum(self, a: str, b: str, offset: int = 0) -> str:
+        out = b if a == "0" else self.asm.let(f"add nsw i64 {a}, {b}")
+        return self.asm.let(f"add nsw i64 {out}, {offset}") if offset else out
+
+    def _difference(self, a: str, b: str) -> str:
+        return a if b == "0" else self.asm.let(f"sub nsw i64 {a}, {b}")
+
+    def _product(self, a: str, b: str) -> str:
+        return self.asm.let(f"mul nsw i64 {a}, {b}")
+
+    def _smallest(self, a: str, b: str) -> str:
+        less = self.asm.let(f"icmp slt i64 {a}, {b}")
+        return self.asm.let(f"select i1 {less}, i64 {a}, i64 {b}")
+
+    def _largest(self, a: str, b: str) -> str:
+        less = self.asm.let(f"icmp slt i64 {a}, {b}")
+        return self.asm.let(f"select i1 {less}, i64 {b}, i64 {a}")
+
+    # ---------------------------------------------------------------------------------- tiles
+
+    def _write(self) -> None:
+        kind_ = self.plan.kind
+        if kind_ == "map":
+            self._write_map()
+        else:
+            self._loop("%begin", "%end", self._row_tile, step="%tile")
+
+    def _write_map(self) -> None:
+        (section,) = (s for s in self.plan.sections if not s.in_row)
+        self.r0, self.r1, self.n_rows = "0", "1", "1"
+        if not self._slots:
+            self._set_part("%begin", "%end")
+            self._stages(section)
+            return
+
+        def one(i):
+            self._set_part(i, self._smallest(self._sum(i, "%chunk"), "%end"))
+            self._stages(section)
+
+        self._loop("%begin", "%end", one, step="%chunk")
+
+    def _set_part(self, low: str, high: str) -> None:
+        self.c0, self.c1 = low, high
+        self.n_cols = self._difference(high, low)
+
+    def _row_tile(self, r: str) -> None:
+        self.r0, self.r1 = r, self._smallest(self._sum(r, "%tile"), "%end")
+        self.n_rows = self._difference(self.r1, self.r0)
+        for section in self.plan.sections:
+            if section.in_row:
+                self._stages(section)
+                continue
+            if section.reductions:
+                self._start_reductions(section)
+            if not self.plan.in_parts:
+                self._set_part("0", "%cols")
+                self._stages(section)
+                continue
+
+            def part_(c, section=section):
+                self._set_part(c, self._smallest(self._sum(c, "%chunk"), "%cols"))
+                self._stages(section)
+
+            self._loop("0", "%cols", part_, step="%chunk")
+
+    def _stages(self, section: Section) -> None:
+        n_stages = section.stages()
+        for stage in range(n_stages):
+            last = stage == n_stages - 1
+            kept = [v for v in section.values if v.native and v.slot is not None]
+            kept = [v for v in kept if v.time[1] == stage]
+            stores = section.stores if last else []
+            totals = [x for x in section.reductions if last and self.plan.adds_up_in_stage(x[0])]
+            if kept or stores or totals:
+                self._stage(section, kept, stores, totals)
+            for v in section.values:
+                if not v.native and v.time[1] == stage:
+                    self._call_map(v, section)
+        for a, result, of in section.reductions:
+            if not self.plan.adds_up_in_stage(a):
+                self._reduce(a, result, of)
+
+    def _nest(self, in_row: bool, outside: Callable, body: Callable) -> None:
+        """Loop over the tile's rows or elements.
+
+        ``outside(counters, row lane)`` is written before the inner loop of a row, and
+        ``body(counters, lane, row lane)`` for each element.
+        """
+        plan = self.plan
+        if plan.kind == "map":
+            base = self._difference("0", self.c0) if self.c0 != "0" else "0"
+            outside({}, "0")
+            self._inner_loop(self.c0, self.c1, base, lambda c, lane: body(c, lane, "0"))
+        elif plan.kind == "columns":
+            base = self._difference("0", self.r0)
+            if in_row:
+                outside({}, "0")
+                self._inner_loop(self.r0, self.r1, base, lambda c, lane: body(c, lane, lane))
+                return
+
+            def one_c(c):
+                line = self._product(self._difference(c, self.c0), self.n_rows)
+                outside({"c": c}, "0")
+                self._inner_loop(
+                    self.r0,
+                    self.r1,
+                    base,
+                    lambda r, lane: body({"c": c, **r}, self._sum(line, lane), lane),
+                )
+
+            self._loop(self.c0, self.c1, one_c)
+        elif in_row:
+            outside({}, "0")
+
+            def one(r):
+                lane = self._difference(r, self.r0)
+                body({"r": r}, lane, lane)
+
+            self._loop(self.r0, self.r1, one, inner=True)
+        else:
+
+            def one_r(r):
+                row_lane = self._difference(r, self.r0)
+                start = self._product(row_lane, self.n_cols)
+                base = self._difference(start, self.c0)
+                outside({"r": r}, row_lane)
+                self._inner_loop(
+                    self.c0,
+                    self.c1,
+                    base,
+                    lambda c, lane: body({"r": r, **c}, lane, row_lane),
+                )
+
+            self._loop(self.r0, self.r1, one_r)
+
+    def _stage(self, section: Section, kept: list, stores: list, totals: list) -> None:
+        rows_first = (
+            [] if self.plan.kind == "columns" or section.in_row else self._of_rows(kept, stores)
+        )
+        early: dict[Planned, Value] = {}
+
+        def outside(counters, row_lane):
+            early.clear()
+            self.counters, self.row_lane, self.lane, self.cache = counters, row_lane, None, early
+            for v in rows_first:
+                self._get(v)
+
+        def body(counters, lane, row_lane):
+            self.counters, self.lane, self.row_lane = counters, lane, row_lane
+            self.cache = dict(early)
+            for v in kept:
+                self.cache[v] = x = self._compute(v)
+                self._put(f"%slot{v.slot}", row_lane if v.in_row else lane, v.dtype, x)
+            # All is read before any is written: an output may lie where an input does.
+            values = [(s, self._get(s[2]), self._place(s[1], s[3])) for s in stores]
+            sums = [self._total(*x) for x in totals]
+            for (name, _, value, _), x, place in values:
+                self._put(f"%b_{name}", place, value.dtype, x)
+            for write in sums:
+                write()
+
+        self._nest(section.in_row, outside, body)
+
+    def _of_rows(self, kept: list, stores: list) -> list[Planned]:
+        """Return the values of rows that a stage of elements needs: known before the inner loop."""
+        found: dict[Planned, None] = {}
+
+        def visit(v, root=False):
+            if v.in_row:
+                found[v] = None
+            elif v.slot is None or root:
+                for d in v.deps.values():
+                    visit(d)
+
+        for v in kept:
+            visit(v, root=True)
+        for _, _, value, deps in stores:
+            for d in (value, *deps.values()):
+                visit(d)
+        return list(found)
+
+    # --------------------------------------------------------------------------------- values
+
+    def _get(self, v: Planned) -> Value:
+        """Return the register of a value: known, read from its slot, or computed here."""
+        if v not in self.cache:
+            if v.slot is not None:
+                lane = self.row_lane if v.in_row else self.lane
+                self.cache[v] = self._fetch(f"%slot{v.slot}", lane, v.dtype)
+            else:
+                self.cache[v] = self._compute(v)
+        return self.cache[v]
+
+    def _compute(self, v: Planned) -> Value:
+        asm, op = self.asm, v.op
+        if op == "load":
+            name, place, mask = v.args
+            at = self._place(place, v.deps)
+            if mask is None:
+                return self._fetch(f"%b_{name}", at, v.dtype)
+            return self._masked(self._get(v.deps[mask]), f"%b_{name}", at, v.dtype)
+        if op == "scalar":
+            return self._scalar(v.args[0], v.dtype)
+        if op == "index":
+            return asm.cast(self._place(v.args[0], v.deps), _INT64, v.dtype)
+        if op == "in_range":
+            place, low, high = v.args
+            x = self._place(place, v.deps)
+            above = asm.let(f"icmp sge i64 {x}, {self._signed(low)}")
+            below = asm.let(f"icmp slt i64 {x}, {self._signed(high)}")
+            return asm.let(f"and i1 {above}, {below}")
+        if op == "divides":
+            rest = asm.let(f"srem i64 {self._place(v.args[0], v.deps)}, {self._number(v.args[1])}")
+            return asm.let(f"icmp eq i64 {rest}, 0")
+        args = [self._get(v.deps[name]) for name in v.args]
+        operand = v.deps[v.args[0]].dtype
+        if op == "cast":
+            return asm.cast(args[0], operand, v.dtype)
+        return asm.apply(op, v.dtype if op == "where" else operand, args)
+
+    def _scalar(self, name: str, dtype: np.dtype) -> Value:
+        """Return a number that is an argument; it is read on entry."""
+        if name not in self._scalars:
+            lines, self.asm.lines = self.asm.lines, []
+            group, self._group = self._group, ""
+            self._scalars[name] = self._fetch(f"%a_{name}", "0", dtype)
+            self._late_entry += self.asm.lines
+            self.asm.lines, self._group = lines, group
+        return self._scalars[name]
+
+    def _signed(self, n: int) -> str:
+        return self._difference("0", self._number(-n)) if n < 0 else self._number(n)
+
+    def _place(self, x: Expr, deps: dict) -> str:
+        """Return an index expression as an int64."""
+        asm = self.asm
+        out = None
+        for atom, factor in x.terms:
+            if type(atom) in (Div, Mod):
+                word = "udiv" if type(atom) is Div else "urem"
+                term = asm.let(
+                    f"{word} i64 {self._place(atom.numerator, deps)}, {self._number(atom.divisor)}"
+                )
+            elif type(atom) is Loaded:
+                loaded = deps[atom.name]
+                term = asm.cast(self._get(loaded), loaded.dtype, _INT64)
+            else:
+                term = self.counters[atom.name]
+            if abs(factor) != 1:
+                term = self._product(term, self._number(abs(factor)))
+            if out is None and factor > 0:
+                out = term
+            else:
+                out = asm.let(f"{'add' if factor > 0 else 'sub'} nsw i64 {out or 0}, {term}")
+        if x.offset or out is None:
+            word = "add" if x.offset >= 0 else "sub"
+            out = asm.let(f"{word} nsw i64 {out or 0}, {self._number(abs(x.offset))}")
+        return out
+
+    def _pointer(self, base: str, index: str, type_: str) -> str:
+        if index == "0":
+            return base
+        return self.asm.let(f"getelementptr {type_}, ptr {base}, i64 {index}")
+
+    def _fetch(self, base: str, index: str, dtype: np.dtype) -> Value:
+        asm = self.asm
+        if kind(dtype) == "c":
+            p = part(dtype)
+            t = llvm_type(p)
+            first = self._pointer(base, index, f"{{{t}, {t}}}")
+            second = asm.let(f"getelementptr {t}, ptr {first}, i64 1")
+            return self._fetch(first, "0", p), self._fetch(second, "0", p)
+        t = memory_type(dtype)
+        pointer = self._pointer(base, index, t)
+        x = asm.let(f"load {t}, ptr {pointer}, align {dtype.itemsize}{self._group}")
+        return asm.let(f"icmp ne i8 {x}, 0") if kind(dtype) == "b" else x
+
+    def _put(self, base: str, index: str, dtype: np.dtype, x: Value) -> None:
+        asm = self.asm
+        if kind(dtype) == "c":
+            p = part(dtype)
+            t = llvm_type(p)
+            first = self._pointer(base, index, f"{{{t}, {t}}}")
+            second = asm.let(f"getelementptr {t}, ptr {first}, i64 1")
+            self._put(first, "0", p, x[0])
+            self._put(second, "0", p, x[1])
+            return
+        t = memory_type(dtype)
+        if kind(dtype) == "b":
+            x = asm.let(f"zext i1 {x} to i8")
+        pointer = self._pointer(base, index, t)
+        asm.say(f"store {t} {x}, ptr {pointer}, align {dtype.itemsize}{self._group}")
+
+    def _masked(self, mask: str, base: str, index: str, dtype: np.dtype) -> Value:
+        """Return what is in memory, or zero where it must not be read."""
+        asm = self.asm
+        before, inside, after = asm.block, asm.fresh("read"), asm.fresh("on")
+        asm.say(f"br i1 {mask}, label %{inside}, label %{after}")
+        asm.start(inside)
+        x = self._fetch(base, index, dtype)
+        asm.say(f"br label %{after}")
+        asm.start(after)
+
+        def joined(value, dtype_):
+            zero = identity("sum", dtype_)
+            t = llvm_type(dtype_)
+            return asm.let(f"phi {t} [{zero}, %{before}], [{value}, %{inside}]")
+
+        if kind(dtype) == "c":
+            return tuple(joined(value, part(dtype)) for value in x)
+        return joined(x, dtype)
+
+    # ---------------------------------------------------------------------------- NumPy's loops
+
+    def _call(self, loop: _ufuncs.Loop, operands: list[tuple[str, str]], n: str) -> None:
+        """Call a loop of NumPy on (pointer, step in bytes) of each array."""
+        asm = self.asm
+        if loop not in self._loop_names:
+            names = [self._parameter(address, "f") for address in loop]
+            self._entry.append(f"  {names[0]}_c = inttoptr i64 {names[0]} to ptr")
+            self._loop_names[loop] = names[0] + "_c", names[1], names[2]
+        function, context, auxdata = self._loop_names[loop]
+        for i, (pointer, step) in enumerate(operands):
+            at = self._pointer("%data", str(i), "ptr")
+            asm.say(f"store ptr {pointer}, ptr {at}")
+            at = self._pointer("%steps", str(i), "i64")
+            asm.say(f"store i64 {step}, ptr {at}")
+        asm.say(f"store i64 {n}, ptr %count")
+        asm.let(
+            f"call i32 {function}(i64 {context}, ptr %data, ptr %count, ptr %steps, i64 {auxdata})"
+        )
+
+    def _call_map(self, v: Planned, section: Section) -> None:
+        in_row = section.in_row
+        n = self.n_rows if in_row else self._product(self.n_rows, self.n_cols)
+        operands = [self._operand(v.deps[name], in_row) for name in v.args]
+        operands.append((f"%slot{v.slot}", str(v.dtype.itemsize)))
+        self._call(v.loop, operands, n)
+
+    def _operand(self, d: Planned, in_row: bool) -> tuple[str, str]:
+        """Return where all of a tile's values of ``d`` lie, and their step in bytes."""
+        if d.slot is not None:
+            return f"%slot{d.slot}", str(d.dtype.itemsize)
+        if d.op == "scalar":
+            return f"%a_{d.args[0]}", "0"
+        return self._direct(d, "row" if in_row else "map", self.r0, self.c0)
+
+    def _direct(self, d: Planned, use: str, r: str, c: str) -> tuple[str, str]:
+        found = self.plan.direct(d, use)
+        assert found is not None
+        place, step = found
+        self.counters = {"r": r, "c": c, "i": c}
+        size = d.dtype.itemsize
+        at = self._product(self._place(place, {}), str(size))
+        step_bytes = (
+            self._product(self._signed(step), str(size)) if step not in (0, 1) else str(step * size)
+        )
+        return self._pointer(f"%b_{d.args[0]}", at, "i8"), step_bytes
+
+    # ------------------------------------------------------------------------------ reductions
+
+    def _start_reductions(self, section: Section) -> None:
+        def start(lane):
+            for a, result, _ in section.reductions:
+                if a.op.startswith("arg"):
+                    self._put(f"%slot{result.slot}", lane, _INT64, "-1")
+                    zero = identity("sum", a.dtype)
+                    self._put(f"%slot{result.best_slot}", lane, a.dtype, zero)
+                else:
+                    value = identity(a.op, a.dtype)
+                    self._put(f"%slot{result.slot}", lane, a.dtype, value)
+
+        self._loop("0", self.n_rows, start, inner=True)
+
+    def _total(self, a: Accumulator, result: Planned, of: Planned) -> Callable:
+        """Read and add up; return what writes the new total."""
+        x, lane = self._get(of), self.row_lane
+        if a.op.startswith("arg"):
+            return self._best(a, result, x, lane, self.counters["c"])
+        old = self._fetch(f"%slot{result.slot}", lane, a.dtype)
+        new = self.asm.apply(BINARY[a.op], a.dtype, [old, x])
+        return lambda: self._put(f"%slot{result.slot}", lane, a.dtype, new)
+
+    def _best(self, a: Accumulator, result: Planned, x: str, lane: str, c: str) -> Callable:
+        """Compare with the best so far: the first NaN wins, then the first of equals."""
+        asm, dtype = self.asm, a.dtype
+        index = self._fetch(f"%slot{result.slot}", lane, _INT64)
+        best = self._fetch(f"%slot{result.best_slot}", lane, dtype)
+        better = asm.let(f"icmp slt i64 {index}, 0")
+        beyond = asm.apply("greater" if a.op == "argmax" else "less", dtype, [x, best])
+        better = asm.let(f"or i1 {better}, {beyond}")
+        if kind(dtype) in "fh":
+            nan, was = (asm.apply("isnan", dtype, [y]) for y in (x, best))
+            new = asm.let(f"and i1 {nan}, {asm.let(f'xor i1 {was}, true')}")
+            better = asm.let(f"or i1 {better}, {new}")
+        index = asm.let(f"select i1 {better}, i64 {c}, i64 {index}")
+        best = asm.apply("where", dtype, [better, x, best])
+
+        def write():
+            self._put(f"%slot{result.slot}", lane, _INT64, index)
+            self._put(f"%slot{result.best_slot}", lane, dtype, best)
+
+        return write
+
+    def _reduce(self, a: Accumulator, result: Planned, of: Planned) -> None:
+        """Reduce the tile's values of ``of``, kept or in memory, into the totals of its rows."""
+        size = str(of.dtype.itemsize)
+        if self.plan.kind == "columns":
+            loop = _ufuncs.find(a.op, a.dtype)
+            total = f"%slot{result.slot}", size
+
+            def one_c(c):
+                if of.slot is None:
+                    values = self._direct(of, "reduce", self.r0, c)
+                else:
+                    line = self._product(self._difference(c, self.c0), self.n_rows)
+                    at = self._product(line, size)
+                    values = self._pointer(f"%slot{of.slot}", at, "i8"), size
+                self._call(loop, [total, values, total], self.n_rows)
+
+            self._loop(self.c0, self.c1, one_c)
+            return
+
+        def one_r(r):
+            lane = self._difference(r, self.r0)
+            if of.slot is None:
+                pointer, step = self._direct(of, "reduce", r, self.c0)
+            else:
+                at = self._product(self._product(lane, self.n_cols), size)
+                pointer, step = self._pointer(f"%slot{of.slot}", at, "i8"), size
+            if not a.op.startswith("arg"):
+                at = self._product(lane, str(a.dtype.itemsize))
+                total = self._pointer(f"%slot{result.slot}", at, "i8"), "0"
+                loop = _ufuncs.find(a.op, a.dtype)
+                self._call(loop, [total, (pointer, step), total], self.n_cols)
+                return
+
+            def one(c):
+                at = self._product(self._difference(c, self.c0), step)
+                x = self._fetch(self._pointer(pointer, at, "i8"), "0", a.dtype)
+                self._best(a, result, x, lane, c)()
+
+            self._loop(self.c0, self.c1, one)
+
+        self._loop(self.r0, self.r1, one_r)

@@ -1,0 +1,72 @@
+"""LLVM assembly to machine code, in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+_lock = threading.Lock()  # LLVM's contexts are not for several threads
+
+
+@functools.cache
+def _llvm() -> Any:
+    """Return llvmlite's binding, ready for this processor; None if it is too old."""
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        return None
+    if not hasattr(llvm, "create_pass_builder"):
+        return None
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm
+
+
+def is_available() -> bool:
+    """Tell whether code can be compiled: whether llvmlite 0.45 or newer is there."""
+    return _llvm() is not None
+
+
+@functools.cache
+def _machine() -> Any:
+    llvm = _llvm()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        jit=True,
+    )
+
+
+class Module:
+    """Functions compiled from text; they live as long as this object."""
+
+    def __init__(self, text: str) -> None:
+        llvm = _llvm()
+        with _lock:
+            module = llvm.parse_assembly(text)
+            options = llvm.create_pipeline_tuning_options(speed_level=3)
+            options.loop_vectorization = True
+            builder = llvm.create_pass_builder(_machine(), options)
+            builder.getModulePassManager().run(module, builder)
+            names = [f.name for f in module.functions if not f.is_declaration]
+            link = llvm.JITLibraryBuilder().add_ir(module).add_current_process()
+            for name in names:
+                link.export_symbol(name)
+            # A name must be new to the compiler, and an address must not outlive it.
+            self._compiler = llvm.create_lljit_compiler(_machine())
+            self._library = link.link(self._compiler, "kernel")
+            self._addresses = {name: self._library[name] for name in names}
+
+    def function(self, name: str, argtypes: Sequence[Any]) -> Any:
+        """Return a function of no result; it runs without Python's lock."""
+        return ctypes.CFUNCTYPE(None, *argtypes)(self._addresses[name])
+
+
+@functools.lru_cache(maxsize=1024)
+def compiled(text: str) -> Module:
+    """Return the functions of ``text``, compiled once."""
+    return Module(text)
