@@ -18,7 +18,6 @@ their memory is stands behind the head of the object.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
