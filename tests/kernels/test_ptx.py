@@ -404,7 +404,102 @@ def gather_cases():
             yield f"join-{kind}-{name}", kernel, signature(arrays, None, False)
 
 
+# Items, their number of pieces, and the sources of edges, as the kernels over edges take them.
+ITEMS = (INTEGER_POINTERS, ("int32", 1, "C"), ("int32", 1, "C"), "int64")
+SOURCES = ("int32", 1, "C")
+
+
+def head_shapes():
+    """Give an element type, the type that it is summed in, heads, features, and whether wide."""
+    yield from [("float32", "float32", 4, 32, True), ("float16", "float32", 4, 32, True)]
+    yield from [("float32", "float32", 1, 7, False), ("bfloat16", "float32", 1, 512, True)]
+    yield from [("float64", "float64", 2, 8, False), ("float32", "float32", 1, 128, True)]
+
+
+def edge_attention_variants():
+    """Give shapes of heads with kinds of scores; what is left out of a kind is tried too."""
+    from rtxarr.kernels._edge_attention_cuda import Variant
+    from rtxarr.kernels._heads import plan_heads
+
+    options = {"edges": True, "numbered": True, "drops": True}
+    for shape in head_shapes():
+        name, _, n_heads, n_features, wide = shape
+        plan = plan_heads(dtype_of(name), n_heads, n_features, wide=wide)
+        variants = [Variant("additive"), Variant("mlp"), Variant("dot")]
+        if n_features == 128:
+            variants = [Variant("additive", False, **options), Variant("mlp", drops=True)]
+        if n_features == 7:
+            variants = [Variant("additive", True, **options, from_memory=True)]
+        for variant in variants:
+            yield shape, plan, variant
+
+
+def edge_attention_signature(name, scalar, variant, *rest):
+    values, sums, place = (name, 1, "C"), (scalar, 1, "C"), ("uint64", 1, "C")
+    terms = sums if variant.kind == "additive" else values
+    types = {"v": values, "s": sums, "t": terms}
+    drop = (place, *("uint64",) * 4, scalar)
+    scores = (SOURCES, INTEGER_POINTERS, terms, terms, values, values, values, scalar)
+    return (*scores, *(types[x] for x in "".join(rest)), *drop)
+
+
+def edge_attention_cases():
+    from rtxarr.kernels._edge_attention_cuda import forward, join, join_sums
+
+    for (name, scalar, *_), plan, variant in edge_attention_variants():
+        signature = (*ITEMS, *edge_attention_signature(name, scalar, variant, "vsss"))
+        title = f"attend-{name}-{plan.n_features}-{variant}"
+        yield title, forward(dtype_of(name), plan, variant), signature
+    for name, scalar in SCALARS.items():
+        values, sums = (name, 1, "C"), (scalar, 1, "C")
+        for as_pair in (False, True):
+            signature = (*ITEMS, sums, sums, values, *(sums,) * 3, "int64", "int64")
+            yield f"join-{name}-{as_pair}", join(dtype_of(name), as_pair), signature
+        signature = (*ITEMS, sums, values, sums, "int64")
+        yield f"join-sums-{name}", join_sums(dtype_of(name)), signature
+
+
+def edge_attention_back_cases():
+    from rtxarr.kernels._edge_attention_back_cuda import by_destinations, by_sources
+
+    for (name, scalar, *_), plan, variant in edge_attention_variants():
+        title, first = f"{name}-{plan.n_features}-{variant}", (*ITEMS, INTEGER_POINTERS)
+        signature = (*first, *edge_attention_signature(name, scalar, variant, "vvsstsss"))
+        yield f"by-destinations-{title}", by_destinations(dtype_of(name), plan, variant), signature
+        signature = (*first, *edge_attention_signature(name, scalar, variant, "vstvvtss"))
+        projected = variant.kind == "additive" and variant.nodes
+        kernel = by_sources(dtype_of(name), plan, variant, projected)
+        yield f"by-sources-{title}", kernel, signature
+
+
+def edges_cases():
+    from rtxarr.kernels import _edges_cuda as kernels
+    from rtxarr.kernels._heads import plan_heads, share_edges
+
+    ids = INTEGER_POINTERS
+    for name, scalar, n_heads, n_features, wide in head_shapes():
+        dtype, values, sums = dtype_of(name), (name, 1, "C"), (scalar, 1, "C")
+        plan, title = plan_heads(dtype, n_heads, n_features, wide=wide), f"{name}-{n_features}"
+        for flags in [(False, True, True), (True, True, False), (True, False, True)]:
+            signature = (*ITEMS, SOURCES, ids, *(values,) * 5, scalar)
+            yield f"dots-{title}-{flags}", kernels.dots(dtype, plan, *flags), signature
+        signature = (*ITEMS, SOURCES, ids, *(values,) * 4, sums, scalar)
+        yield f"gated-sums-{title}", kernels.gated_sums(dtype, plan, True), signature
+        signature = (*(values,) * 3, sums, sums, "int64")
+        yield f"head-dots-{title}", kernels.head_dots(dtype, plan), signature
+        signature = (values, *(sums,) * 3, "int64")
+        yield f"head-sums-{title}", kernels.head_sums(dtype, plan), signature
+        for kernel in kernels.softmax(dtype, share_edges(n_heads, 8), True):
+            yield f"softmax-{kernel.__name__}-{title}", kernel, (*ITEMS, ids, values, values, sums)
+        for kernel in kernels.softmax_gradient(dtype, share_edges(n_heads, 8), False):
+            signature = (*ITEMS, ids, *(values,) * 3, sums)
+            yield f"softmax-back-{kernel.__name__}-{title}", kernel, signature
+
+
 CASES = {
+    "_edge_attention_cuda": edge_attention_cases,
+    "_edge_attention_back_cuda": edge_attention_back_cases,
+    "_edges_cuda": edges_cases,
     "_gather_cuda": gather_cases,
     "_elementwise_cuda": elementwise_cases,
     "_activation_cuda": activation_cases,
@@ -491,6 +586,16 @@ def test_gathered_rows_are_read_16_bytes_at_a_time():
             assert len(loads) == 7, title  # four, and up to three more
             assert all(int(n) * int(bits) == 128 for n, bits in loads), title
             assert "st.global.v" in ptx, title
+
+
+@pytest.mark.parametrize("cases", [edge_attention_cases, edge_attention_back_cases])
+def test_heads_are_read_16_bytes_at_a_time(cases):
+    for title, kernel, signature in cases():
+        if "-32-" in title and "additive" in title:
+            ptx = _compile.compile_ptx(kernel, signature, (9, 0))[1]
+            loads = re.findall(r"ld\.global\.nc\.v4\.[bf]32", ptx)
+            assert len(loads) >= 4, title  # those of four edges are under way together
+            assert "st.global.v4" in ptx or title.startswith("by-destinations"), title
 
 
 def test_many_tensors_are_moved_16_bytes_at_a_time():

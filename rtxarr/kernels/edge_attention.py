@@ -1,0 +1,316 @@
+"""Attention over the edges that end at a node, forward and backward, without arrays of edges."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr.dtypes import accumulator, is_half
+from rtxarr.kernels.dropout import threshold
+from rtxarr.kernels.segment import can_be_wide, row_by_row
+
+__all__ = ["Edges", "Scores", "attend", "attend_gradient", "fits"]
+
+# Threads that join pieces, and nodes whose parts of the gradient of a vector are kept apart.
+_JOIN_THREADS = 128
+_PARTS = 16_384
+
+
+class Edges(NamedTuple):
+    """The edges of a graph, row by row.
+
+    Attributes
+    ----------
+    indptr : array of int64, shape (n_rows + 1,)
+    indices : array of int32 or int64, shape (n_edges,)
+    ids : array of int64, shape (n_edges,), or None
+        Their numbers, if those are not the order in which they are stored.
+    levels : sequence of Level
+        How they are dealt out: ``rtxarr.geom._bins.deal_out(indptr)``.
+    """
+
+    indptr: Any
+    indices: Any
+    ids: Any
+    levels: Any
+
+
+class Scores(NamedTuple):
+    """What the scores of edges are made of; see ``_edge_attention_cuda.py`` for the kinds.
+
+    Attributes
+    ----------
+    kind : {"additive", "mlp", "dot"}
+    src, dst : array or None
+        "additive": of float32 (float64 for float64), shape (n, n_heads), or None for both. "mlp":
+        ``dst`` alone, and "dot": both, of the dtype and the shape of the values of nodes.
+    vector : array, shape (n_heads, n_features), for "mlp"; else None
+    edge : array of the values' dtype, shape (n_edges, n_heads), or None
+        Only for "additive", in the order of the edges' numbers.
+    factor : float
+        Slope of the leaky ReLU below zero, or factor of the products.
+    """
+
+    kind: str
+    src: Any
+    dst: Any
+    vector: Any
+    edge: Any
+    factor: float
+
+
+def fits(values: Any) -> bool:
+    """Tell whether the kernels take values of nodes, of shape (n, n_heads, n_features)."""
+    if not (runs_kernels(values) and values.ndim == 3 and 0 not in values.shape[1:]):
+        return False
+    dtype = values.dtype
+    if not (is_half(dtype) or dtype in (np.float32, np.float64)):
+        return False
+    from rtxarr.kernels._heads import plan_heads
+
+    return plan_heads(dtype, *values.shape[1:], wide=False) is not None
+
+
+def attend(
+    scores: Scores, values: Any, edges: Edges, *, place: Any = None, rate: float = 0.0
+) -> tuple[Any, Any]:
+    """Average the values of sources with the softmax of the scores over a destination's edges.
+
+    Parameters
+    ----------
+    scores : Scores
+    values : array of float16, bfloat16, float32 or float64, shape (n_src, n_heads, n_features)
+        Of the sources; one that :func:`fits`.
+    edges : Edges
+        The rows are destinations.
+    place : tuple of 3 np.uint64, or array of uint64, shape (3,), optional
+        Where the random words of dropout are: edge ``e`` and head ``h`` have word
+        ``e * n_heads + h``. Without it nothing is dropped.
+    rate : float in [0, 1)
+
+    Returns
+    -------
+    out : array of the values' dtype, shape (n_dst, n_heads, n_features)
+        Zero without edges, or with scores of ``-inf`` alone.
+    lse : array of float32 (float64 for float64), shape (n_dst, n_heads)
+        Logarithm of the sum of the scores' exponentials, before dropout.
+
+    Notes
+    -----
+    Edges are taken in order, those of long rows piece by piece: equal inputs give equal bits.
+    """
+    from rtxarr.kernels._edge_attention_cuda import forward, join
+
+    xp = namespace(values)
+    dtype, scalar = values.dtype, accumulator(values.dtype)
+    n_dst, (n_heads, n_features) = edges.indptr.shape[0] - 1, values.shape[1:]
+    out = xp.empty((n_dst, n_heads, n_features), dtype=dtype)
+    lse = xp.empty((n_dst, n_heads), dtype=scalar)
+    given = _Given(scores, values, edges, place, rate)
+    flat, logs = out.reshape(-1), lse.reshape(-1)
+    plan = given.plan(flat)
+    sums, tops = pieces(xp, scalar, edges, n_heads * n_features, 2 * n_heads)
+    first, *further = edges.levels
+    launch(
+        forward(dtype, plan, given.variant),
+        plan.grid(first.rows.shape[0]),
+        (*first, edges.indices, given.ids, *given.arrays, flat, logs, sums, tops, *given.drop),
+        block=plan.block,
+    )
+    for level in further:
+        sizes = (level.n_pieces * n_heads * n_features, level.n_pieces * 2 * n_heads)
+        following = tuple(xp.empty(n, dtype=scalar) for n in sizes)
+        launch(
+            join(dtype, False),
+            (level.rows.shape[0], n_heads),
+            (*level, sums, tops, flat, logs, *following, n_heads, n_features),
+            block=min(_JOIN_THREADS, n_features),
+        )
+        sums, tops = following
+    return out, lse
+
+
+def attend_gradient(
+    grad: Any,
+    out: Any,
+    lse: Any,
+    scores: Scores,
+    values: Any,
+    edges: Edges,
+    turned: Edges,
+    *,
+    place: Any = None,
+    rate: float = 0.0,
+    projections: tuple | None = None,
+) -> tuple[Any, Any, Any, Any, Any]:
+    """Give the gradients of what :func:`attend` takes, from that of its first result.
+
+    Parameters
+    ----------
+    grad, out, lse : array
+        The gradient of the first result, and both results.
+    scores, values, edges, place, rate
+        As there.
+    turned : Edges
+        Those of the graph turned round: the rows are sources.
+    projections : pair of arrays, shape (n_heads, n_features), optional
+        For "additive" with the same nodes as sources and destinations: ``src`` and ``dst`` are
+        the inner products of the values with these, and the gradient of the values is whole.
+
+    Returns
+    -------
+    of_values, of_src, of_dst, of_vector, of_edge : array, or None where there is nothing
+        With the shapes of what they belong to, and their dtypes but for ``of_vector`` and
+        ``of_edge``, which have that of ``lse``.
+    """
+    from rtxarr.kernels._edge_attention_back_cuda import by_destinations, by_sources
+
+    xp = namespace(values)
+    dtype, scalar, (n_heads, n_features) = values.dtype, lse.dtype, values.shape[1:]
+    width, kind = n_heads * n_features, scores.kind
+    given = _Given(scores, values, edges, place, rate)
+    grad, out, logs = (row_by_row(x) for x in (grad, out, lse))
+    of_values = xp.empty(values.shape, dtype=dtype)
+    of_src, of_dst = (None if x is None else xp.empty(x.shape, dtype=x.dtype) for x in scores[1:3])
+    of_edge = None if scores.edge is None else xp.empty(scores.edge.shape, dtype=scalar)
+    found = xp.empty(2 * logs.shape[0], dtype=scalar)
+    plan = given.plan(grad, out, *(() if projections is None else map(row_by_row, projections)))
+    numbers = n_heads if kind == "additive" else width  # of a node's part in a score
+
+    first = edges.levels[0]
+    grid = plan.grid(first.rows.shape[0])
+    parts = xp.empty(0, dtype=scalar)
+    if kind == "mlp":
+        grid = min(grid[0], max(1, _PARTS // plan.items)), grid[1]
+        parts = xp.empty((grid[0] * plan.items, width), dtype=scalar)
+    (sums,) = pieces(xp, scalar, edges, numbers)
+    launch(
+        by_destinations(dtype, plan, given.variant),
+        grid,
+        (
+            *first, edges.indptr, edges.indices, given.ids, *given.arrays, grad, out, logs, found,
+            _or(_flat(of_dst), given.arrays[1]), _or(_flat(of_edge), logs), sums, _flat(parts),
+            *given.drop,
+        ),
+        block=plan.block,
+    )  # fmt: skip
+    if of_dst is not None:
+        join_sums(xp, edges, sums, of_dst)
+    of_vector = xp.reshape(xp.sum(parts, axis=0), (n_heads, n_features)) if kind == "mlp" else None
+
+    given = given.over(turned)
+    vectors = given.arrays[3:4] * 2 if projections is None else map(row_by_row, projections)
+    vector, vector_dst = vectors
+    arrays = (*given.arrays[:3], vector, *given.arrays[4:])
+    first = turned.levels[0]
+    sums, sums_src = pieces(xp, scalar, turned, width, numbers)
+    launch(
+        by_sources(dtype, plan, given.variant, projections is not None),
+        plan.grid(first.rows.shape[0]),
+        (
+            *first, turned.indptr, turned.indices, given.ids, *arrays, grad, found,
+            _or(_flat(of_dst), given.arrays[1]), vector_dst, _flat(of_values),
+            _or(_flat(of_src), given.arrays[0]), sums, sums_src, *given.drop,
+        ),
+        block=plan.block,
+    )  # fmt: skip
+    join_sums(xp, turned, sums, of_values)
+    if of_src is not None:
+        join_sums(xp, turned, sums_src, of_src)
+    return of_values, of_src, of_dst, of_vector, of_edge
+
+
+class _Given:
+    """What the kernels are given besides their items and results."""
+
+    def __init__(self, scores, values, edges, place, rate):
+        from rtxarr.kernels._edge_attention_cuda import Variant
+
+        self.source = scores, values, edges, place, rate
+        xp, scalar = namespace(values), accumulator(values.dtype).type
+        kind, *given, factor = scores
+        src, dst, vector, edge = (None if x is None else row_by_row(x) for x in given)
+        flat = row_by_row(values)
+        drops, from_memory = place is not None, not (place is None or isinstance(place, tuple))
+        numbered = edges.ids is not None and (drops or edge is not None)
+        nodes = src is not None or dst is not None
+        self.variant = Variant(kind, nodes, edge is not None, numbered, drops, from_memory)
+        self.ids = edges.ids if numbered else edges.indptr
+        # What is left out is not read; any array of its type will do.
+        alike = xp.empty(0, dtype=scalar) if kind == "additive" else flat
+        self.arrays = (
+            _or(src, alike), _or(dst, alike), flat, _or(vector, flat), _or(edge, flat),
+            scalar(factor),
+        )  # fmt: skip
+        self.rows = [flat, vector] if kind == "additive" else [flat, src, dst, vector]
+        words = place if drops and not from_memory else (np.uint64(0),) * 3
+        self.drop = (
+            place if from_memory else xp.empty(0, dtype=xp.uint64), *words, threshold(rate),
+            scalar(1 / (1 - rate)),
+        )  # fmt: skip
+
+    def over(self, edges):
+        """Give the same with the edges in another order."""
+        scores, values, _, place, rate = self.source
+        return _Given(scores, values, edges, place, rate)
+
+    def plan(self, *rows):
+        """Deal the heads out, for these arrays of rows too."""
+        from rtxarr.kernels._heads import plan_heads
+
+        values = self.source[1]
+        n_heads, n_features = values.shape[1:]
+        rows = [x for x in (*self.rows, *rows) if x is not None]
+        wide = all(can_be_wide(x, n_features) for x in rows)
+        return plan_heads(values.dtype, n_heads, n_features, wide=wide)
+
+
+def _or(x, other):
+    return other if x is None else x
+
+
+def _flat(x):
+    return None if x is None else x.reshape(-1)
+
+
+def pieces(xp: Any, scalar: Any, edges: Edges, *widths: int) -> tuple[Any, ...]:
+    """Make arrays for what is left of the pieces of long rows, ``widths`` numbers of each."""
+    return tuple(xp.empty(edges.levels[0].n_pieces * n, dtype=scalar) for n in widths)
+
+
+def join_sums(xp: Any, edges: Edges, sums: Any, out: Any) -> None:
+    """Add the pieces of long rows up into their rows of ``out``."""
+    from rtxarr.kernels._edge_attention_cuda import join_sums as kernel
+
+    width = out.size // max(1, out.shape[0])
+    threads = min(_JOIN_THREADS, width)
+    for level in edges.levels[1:]:
+        following = xp.empty(level.n_pieces * width, dtype=sums.dtype)
+        launch(
+            kernel(out.dtype),
+            (level.rows.shape[0], -(-width // threads)),
+            (*level, sums, _flat(out), following, width),
+            block=threads,
+        )
+        sums = following
+
+
+def join_tops(xp: Any, dtype: Any, edges: Edges, tops: Any, n_heads: int) -> Any:
+    """Join the largest score of each piece and its sum of exponentials; give those of rows."""
+    from rtxarr.kernels._edge_attention_cuda import join
+
+    found = xp.empty((edges.indptr.shape[0] - 1) * n_heads * 2, dtype=tops.dtype)
+    nothing = xp.empty(0, dtype=tops.dtype)
+    out = xp.empty(0, dtype=dtype)
+    for level in edges.levels[1:]:
+        following = xp.empty(level.n_pieces * 2 * n_heads, dtype=tops.dtype)
+        launch(
+            join(dtype, True),
+            (level.rows.shape[0], n_heads),
+            (*level, nothing, tops, out, found, nothing, following, n_heads, 0),
+            block=1,
+        )
+        tops = following
+    return found

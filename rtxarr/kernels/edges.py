@@ -1,0 +1,250 @@
+"""Functions of the two nodes of each edge, sums over edges and their softmax, on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rtxarr._device import _SIMULATING, launch, namespace, runs_kernels
+from rtxarr.dtypes import accumulator, is_half
+from rtxarr.kernels.edge_attention import Edges, fits, join_sums, join_tops, pieces
+from rtxarr.kernels.segment import can_be_wide, row_by_row
+
+__all__ = [
+    "edge_dot",
+    "edge_softmax",
+    "edge_softmax_gradient",
+    "fit",
+    "gated_dot",
+    "gated_sum",
+    "head_dots",
+    "head_sums",
+]
+
+_LANES = 4 if _SIMULATING else 8  # threads that share the edges of a node and a head
+_PARTS = 4096  # sums over nodes that are kept apart
+
+
+def fit(*arrays: Any) -> bool:
+    """Tell whether the kernels take these arrays of nodes (or None): alike, and of a size."""
+    first, *others = (x for x in arrays if x is not None)
+    return fits(first) and all(
+        x.ndim == 3 and x.dtype == first.dtype and x.shape[1:] == first.shape[1:] for x in others
+    )
+
+
+def edge_dot(u: Any, v: Any, edges: Edges) -> Any:
+    """Give, for each edge and head, the inner product of its two nodes' rows.
+
+    Parameters
+    ----------
+    u, v : array, shape (n_src, n_heads, n_features) and (n_dst, n_heads, n_features)
+        Arrays that :func:`fit`.
+    edges : Edges
+        The rows are destinations.
+
+    Returns
+    -------
+    array of their dtype, shape (n_edges, n_heads)
+        In the order of the edges' numbers.
+    """
+    return _dots(u, v, None, None, edges, 0.0)
+
+
+def gated_dot(
+    y_src: Any, y_dst: Any, key_src: Any, key_dst: Any, edges: Edges, *, slope: float
+) -> Any:
+    """Give, for each edge and head, the sum of ``(y_src + y_dst) * slope at key_src + key_dst``.
+
+    All arrays are as in :func:`edge_dot`; ``y_src`` may be None. The slope is that of a leaky ReLU.
+    """
+    return _dots(y_src, y_dst, key_src, key_dst, edges, slope)
+
+
+def _dots(src, dst, key_src, key_dst, edges, slope):
+    from rtxarr.kernels._edges_cuda import dots
+
+    xp = namespace(dst)
+    n_heads = dst.shape[1]
+    out = xp.empty((edges.indices.shape[0], n_heads), dtype=dst.dtype)
+    gated, both = key_dst is not None, src is not None
+    plan, (src, dst, key_src, key_dst) = _plan(dst, src, dst, key_src, key_dst)
+    first = edges.levels[0]
+    launch(
+        dots(dst.dtype, plan, gated, both, edges.ids is not None),
+        plan.grid(first.rows.shape[0]),
+        (
+            *first, edges.indices, _ids(edges), src, dst, key_src, key_dst, out.reshape(-1),
+            _scalar(dst)(slope),
+        ),
+        block=plan.block,
+    )  # fmt: skip
+    return out
+
+
+def gated_sum(values: Any, key_src: Any, key_dst: Any, edges: Edges, *, slope: float) -> Any:
+    """Add up, for each destination, its edges' values times the slopes of :func:`gated_dot`.
+
+    Parameters
+    ----------
+    values : array of the dtype of the keys, shape (n_edges, n_heads)
+    key_src, key_dst : array
+    edges : Edges
+    slope : float
+
+    Returns
+    -------
+    array, shape and dtype of ``key_dst``
+    """
+    from rtxarr.kernels._edges_cuda import gated_sums
+
+    xp = namespace(values)
+    out = xp.empty(key_dst.shape, dtype=key_dst.dtype)
+    plan, (key_src, key_dst) = _plan(key_dst, key_src, key_dst)
+    first = edges.levels[0]
+    (sums,) = pieces(xp, _scalar(key_dst), edges, plan.n_heads * plan.n_features)
+    launch(
+        gated_sums(key_dst.dtype, plan, edges.ids is not None),
+        plan.grid(first.rows.shape[0]),
+        (
+            *first, edges.indices, _ids(edges), row_by_row(values), key_src, key_dst,
+            out.reshape(-1), sums, _scalar(key_dst)(slope),
+        ),
+        block=plan.block,
+    )  # fmt: skip
+    join_sums(xp, edges, sums, out)
+    return out
+
+
+def edge_softmax(logits: Any, edges: Edges) -> Any:
+    """Give the softmax over the edges of each row, head by head.
+
+    Parameters
+    ----------
+    logits : array of a real floating dtype, shape (n_edges, n_heads)
+    edges : Edges
+
+    Returns
+    -------
+    array, shape and dtype of ``logits``
+        Zeros where all logits of a row are -inf.
+    """
+    from rtxarr.kernels._edges_cuda import softmax
+
+    xp = namespace(logits)
+    out = xp.empty(logits.shape, dtype=logits.dtype)
+    plan = _edge_plan(logits.shape[1])
+    whole, rest = softmax(logits.dtype, plan, edges.ids is not None)
+    first = edges.levels[0]
+    (tops,) = pieces(xp, _scalar(logits), edges, 2 * plan.n_heads)
+    arguments = (*first, _ids(edges), row_by_row(logits), out.reshape(-1))
+    launch(whole, plan.grid(first.rows.shape[0]), (*arguments, tops), block=plan.block)
+    if first.n_pieces:
+        tops = join_tops(xp, logits.dtype, edges, tops, plan.n_heads)
+        launch(rest, plan.grid(first.n_pieces), (*arguments, tops), block=plan.block)
+    return out
+
+
+def edge_softmax_gradient(grad: Any, out: Any, edges: Edges) -> Any:
+    """Give the gradient of what :func:`edge_softmax` takes, from that of its result ``out``."""
+    from rtxarr.kernels._edges_cuda import softmax_gradient
+
+    xp = namespace(out)
+    of_logits = xp.empty(out.shape, dtype=out.dtype)
+    plan = _edge_plan(out.shape[1])
+    whole, rest = softmax_gradient(out.dtype, plan, edges.ids is not None)
+    first = edges.levels[0]
+    (sums,) = pieces(xp, _scalar(out), edges, plan.n_heads)
+    given = (*first, _ids(edges), row_by_row(grad), row_by_row(out), of_logits.reshape(-1))
+    launch(whole, plan.grid(first.rows.shape[0]), (*given, sums), block=plan.block)
+    if first.n_pieces:
+        totals = xp.empty((edges.indptr.shape[0] - 1, plan.n_heads), dtype=sums.dtype)
+        join_sums(xp, edges, sums, totals)
+        launch(rest, plan.grid(first.n_pieces), (*given, totals.reshape(-1)), block=plan.block)
+    return of_logits
+
+
+def fits_softmax(logits: Any) -> bool:
+    """Tell whether the softmax takes an array of edges and heads."""
+    right = is_half(logits.dtype) or logits.dtype in (np.float32, np.float64)
+    return runs_kernels(logits) and right and logits.ndim == 2 and logits.size > 0
+
+
+def head_dots(x: Any, first: Any, second: Any) -> tuple[Any, Any]:
+    """Give the inner products of nodes' heads with two vectors of each head.
+
+    Parameters
+    ----------
+    x : array, shape (n_nodes, n_heads, n_features)
+        One that fits.
+    first, second : array of its dtype, shape (n_heads, n_features)
+
+    Returns
+    -------
+    pair of arrays of float32 (float64 for float64), shape (n_nodes, n_heads)
+    """
+    from rtxarr.kernels._edges_cuda import head_dots as kernel
+
+    xp, n_nodes = namespace(x), x.shape[0]
+    out = [xp.empty(x.shape[:2], dtype=accumulator(x.dtype)) for _ in range(2)]
+    plan, rows = _plan(x, x, first, second)
+    results = (o.reshape(-1) for o in out)
+    launch(kernel(x.dtype, plan), plan.grid(n_nodes), (*rows, *results, n_nodes), block=plan.block)
+    return out[0], out[1]
+
+
+def head_sums(x: Any, first: Any, second: Any) -> tuple[Any, Any]:
+    """Give the sums of nodes' heads, each times a number: the gradients of :func:`head_dots`.
+
+    Parameters
+    ----------
+    x : array, shape (n_nodes, n_heads, n_features)
+    first, second : array of float32 (float64 for float64), shape (n_nodes, n_heads)
+
+    Returns
+    -------
+    pair of arrays of float32 (float64 for float64), shape (n_heads, n_features)
+    """
+    from rtxarr.kernels._edges_cuda import head_sums as kernel
+
+    xp, n_nodes = namespace(x), x.shape[0]
+    plan, (flat,) = _plan(x, x)
+    n_blocks, n_groups = plan.grid(n_nodes)
+    n_blocks = max(1, min(n_blocks, _PARTS // plan.items))
+    parts = xp.empty((n_blocks * plan.items, 2, *x.shape[1:]), dtype=accumulator(x.dtype))
+    weights = row_by_row(first), row_by_row(second)
+    launch(
+        kernel(x.dtype, plan),
+        (n_blocks, n_groups),
+        (flat, *weights, parts.reshape(-1), n_nodes),
+        block=plan.block,
+    )
+    both = xp.sum(parts, axis=0)
+    return both[0], both[1]
+
+
+def _plan(like, *arrays):
+    """Deal the heads of arrays of nodes out; give the arrays flat, one of them for None."""
+    from rtxarr.kernels._heads import plan_heads
+
+    flat = [None if x is None else row_by_row(x) for x in arrays]
+    n_heads, n_features = like.shape[1:]
+    known = [x for x in flat if x is not None]
+    wide = all(can_be_wide(x, n_features) for x in known)
+    plan = plan_heads(like.dtype, n_heads, n_features, wide=wide)
+    return plan, [known[0] if x is None else x for x in flat]
+
+
+def _edge_plan(n_heads):
+    from rtxarr.kernels._heads import share_edges
+
+    return share_edges(n_heads, _LANES)
+
+
+def _ids(edges):
+    return edges.indptr if edges.ids is None else edges.ids
+
+
+def _scalar(x):
+    return accumulator(x.dtype).type

@@ -1,0 +1,295 @@
+"""Attention over edges against float64: in the simulator, and on a GPU at full size."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import rtxarr as rx
+from rtxarr import _device, geom
+from rtxarr.geom import _bins, _fused
+from rtxarr.kernels import dropout, edge_attention, edges, philox
+from rtxarr.testing import assert_close
+
+DTYPES = ["float32", "float64", "float16", ml_dtypes.bfloat16]
+# Relative to the largest number.
+PRECISION = {"float32": 3e-6, "float64": 1e-13, "float16": 3e-3, "bfloat16": 2e-2}
+KINDS = ["additive", "terms-of-edges", "edges-alone", "mlp", "dot", "projected"]
+PLACE, RATE = (np.uint64(6), np.uint64(7), np.uint64(9)), 0.3
+
+
+@pytest.fixture
+def skewed(place, monkeypatch):
+    """Give a multigraph with loops, duplicates, isolated nodes and hubs.
+
+    Hubs need pieces of pieces, both as destinations and as sources: in the simulator pieces are
+    small. What is summed over all nodes goes round several times.
+    """
+    hubs, n_nodes, n_edges = [9, 4, 5], 8, 6
+    if place.kind == "cpu":
+        monkeypatch.setattr(_bins, "_EDGES", 4)
+        monkeypatch.setattr(_bins, "_PARTS", 2)
+        monkeypatch.setattr(edge_attention, "_PARTS", 3)
+        monkeypatch.setattr(edges, "_PARTS", 3)
+    else:
+        hubs, n_nodes, n_edges = [512, 513, 40_000, 1], 1000, 5000
+    rng = np.random.default_rng(0)
+    dst = np.concatenate([np.full(n, i) for i, n in enumerate(hubs)])
+    dst = np.concatenate([dst, (n_nodes - 1) * rng.random(n_edges) ** 2]).astype(np.int64)
+    src = ((n_nodes - 2) * rng.random(dst.size) ** 4).astype(np.int64)
+    src[-3:], dst[-3:] = (1, 1, 2), (2, 2, 2)
+    order = rng.permutation(dst.size)
+    return geom.Graph.from_edges(src[order], dst[order], n_nodes=n_nodes)
+
+
+def sizes(place):
+    """Give heads and features: odd and even ones, a thread for all and several for each head."""
+    return [(2, 3), (1, 8), (3, 1)] if place.kind == "cpu" else [(4, 32), (3, 7), (1, 150), (8, 8)]
+
+
+def arguments(kind, graph, n_heads, n_features, dtype):
+    rng = np.random.default_rng(1)
+
+    def draw(*shape):
+        return rng.standard_normal((*shape, n_heads, n_features)).astype(dtype)
+
+    def numbers(n):
+        return rng.standard_normal((n, n_heads)).astype(dtype)
+
+    values = draw(graph.n_src)
+    if kind == "mlp":
+        return {"values": values, "dst": draw(graph.n_dst), "vector": draw()}
+    if kind == "dot":
+        return {"values": values, "src": draw(graph.n_src), "dst": draw(graph.n_dst)}
+    if kind == "projected":
+        return {"values": values, "vector": draw(), "vector_dst": draw(), "edge": None}
+    given = {"values": values, "src": numbers(graph.n_src), "dst": numbers(graph.n_dst)}
+    given["edge"] = numbers(graph.n_edges)
+    if kind == "additive":
+        given["edge"] = None
+    if kind == "edges-alone":
+        given["src"] = given["dst"] = None
+    return given
+
+
+def call(kind, graph, given, **options):
+    if kind in ("mlp", "dot"):
+        function = {"mlp": _fused.mlp_attention, "dot": _fused.dot_attention}[kind]
+        options["scale" if kind == "dot" else "slope"] = 0.3
+    else:
+        projected = kind == "projected"
+        function = _fused.projected_attention if projected else _fused.additive_attention
+        options["slope"] = 1.0 if kind == "edges-alone" else 0.3
+    return function(*given.values(), graph=graph, **options)
+
+
+def logits_of(kind, graph, values, src=None, dst=None, vector=None, vector_dst=None, edge=None):
+    """Give the scores of edges."""
+    at_src, at_dst = graph.src, graph.dst
+    if kind == "mlp":
+        x = values[at_src] + dst[at_dst]
+        return (np.where(x > 0, x, 0.3 * x) * vector).sum(-1)
+    if kind == "dot":
+        return 0.3 * (src[at_src] * dst[at_dst]).sum(-1)
+    if kind == "projected":
+        src, dst = (values * vector).sum(-1), (values * vector_dst).sum(-1)
+    x = 0 if src is None else src[at_src] + dst[at_dst]
+    x = x if edge is None else x + edge
+    return x if kind == "edges-alone" else np.where(x > 0, x, 0.3 * x)
+
+
+def weights_of(graph, logits):
+    """Give the softmax over the edges of a destination, and the logarithms of the sums."""
+    weights, lse = np.zeros_like(logits), np.full((graph.n_dst, logits.shape[1]), -np.inf)
+    for i in range(graph.n_dst):
+        of_row = graph.edge_ids[graph.indptr[i] : graph.indptr[i + 1]]
+        if of_row.size:
+            top = logits[of_row].max(0)
+            shares = np.exp(logits[of_row] - top)
+            weights[of_row], lse[i] = shares / shares.sum(0), top + np.log(shares.sum(0))
+    return weights, lse
+
+
+def summed(rows, at, n):
+    out = np.zeros((n, *rows.shape[1:]))
+    np.add.at(out, at, rows)
+    return out
+
+
+def reference(kind, graph, given, grad, kept):
+    """Give the results and the gradients in float64."""
+    given = {k: x if x is None else x.astype(np.float64) for k, x in given.items()}
+    grad, values, at_src, at_dst = grad.astype(np.float64), given["values"], graph.src, graph.dst
+    weights, lse = weights_of(graph, logits_of(kind, graph, **given))
+    out = summed((weights * kept)[..., None] * values[at_src], at_dst, graph.n_dst)
+    delta = (out * grad).sum(-1)
+    of_weights = kept * (grad[at_dst] * values[at_src]).sum(-1)
+    of_logits = weights * (of_weights - delta[at_dst])
+    of = {"values": summed((weights * kept)[..., None] * grad[at_dst], at_src, graph.n_src)}
+    if kind == "dot":
+        of["src"] = 0.3 * summed(of_logits[..., None] * given["dst"][at_dst], at_src, graph.n_src)
+        of["dst"] = 0.3 * summed(of_logits[..., None] * given["src"][at_src], at_dst, graph.n_dst)
+    elif kind == "mlp":
+        x = values[at_src] + given["dst"][at_dst]
+        slope = np.where(x > 0, 1, 0.3) * of_logits[..., None]
+        of["values"] += summed(slope * given["vector"], at_src, graph.n_src)
+        of["dst"] = summed(slope * given["vector"], at_dst, graph.n_dst)
+        of["vector"] = (slope * x).sum(0)
+    else:
+        if kind != "edges-alone":  # the sign of the score is that of what the slope is taken at
+            sign = logits_of(kind, graph, **given)
+            of_logits = of_logits * np.where(sign > 0, 1, 0.3)
+        of_src = summed(of_logits, at_src, graph.n_src)
+        of_dst = summed(of_logits, at_dst, graph.n_dst)
+        if kind == "projected":
+            of["values"] += of_src[..., None] * given["vector"]
+            of["values"] += of_dst[..., None] * given["vector_dst"]
+            of["vector"] = (of_src[..., None] * values).sum(0)
+            of["vector_dst"] = (of_dst[..., None] * values).sum(0)
+        of |= {"src": of_src, "dst": of_dst, "edge": of_logits}
+    return out, lse, of
+
+
+def there(x, place):
+    return None if x is None else _device.to_device(x, place)
+
+
+def near(got, want, dtype):
+    got = np.asarray(_device.to_device(got, "cpu"), np.float64)
+    finite = np.isfinite(want)
+    assert (finite == np.isfinite(got)).all()
+    error = np.abs(got - want)[finite].max(initial=0)
+    largest = np.abs(want[finite]).max(initial=1)
+    assert error <= PRECISION[np.dtype(dtype).name] * largest, (error, largest)
+
+
+def run(kind, graph, given, grad, place, **options):
+    """Give results and gradients where kernels run."""
+    moved = {k: there(x, place) for k, x in given.items()}
+    tensors = {k: None if x is None else rx.Tensor(x, requires_grad=True) for k, x in moved.items()}
+    out, lse = call(kind, graph.to_device(place), tensors, **options)
+    out.backward(there(grad, place))
+    return out.data, lse.data, {k: x.grad for k, x in tensors.items() if x is not None}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_and_gradients(place, skewed, kind, dtype):
+    for n_heads, n_features in sizes(place):
+        given = arguments(kind, skewed, n_heads, n_features, dtype)
+        grad = np.random.default_rng(2).standard_normal((skewed.n_dst, n_heads, n_features))
+        grad = grad.astype(dtype)
+        out, lse, of = run(kind, skewed, given, grad, place)
+        want, want_lse, want_of = reference(kind, skewed, given, grad, 1.0)
+        assert out.dtype == np.dtype(dtype)
+        near(out, want, dtype)
+        near(lse, want_lse, dtype)
+        assert set(of) == {name for name, x in given.items() if x is not None}
+        for name, x in of.items():
+            assert x.dtype == np.dtype(dtype)
+            near(x, want_of[name], dtype)
+
+
+@pytest.mark.parametrize("kind", ["terms-of-edges", "mlp", "dot"])
+def test_dropout_takes_the_words_of_the_stream(place, skewed, kind):
+    """Word ``e * n_heads + h`` from the offset on: as dropout of the weights does."""
+    n_heads, n_features = 3, 4
+    given = arguments(kind, skewed, n_heads, n_features, "float32")
+    grad = np.random.default_rng(2).standard_normal((skewed.n_dst, n_heads, n_features))
+    n, (offset, stream, key) = skewed.n_edges * n_heads, PLACE
+    words = philox.stream_words(int(offset), n, key=key, stream=stream)
+    kept = np.reshape(words < dropout.threshold(RATE), (-1, n_heads)) / (1 - RATE)
+    want, want_lse, want_of = reference(kind, skewed, given, grad, kept)
+    options = {"place": PLACE, "rate": RATE}
+    for where in ("host", "memory"):
+        if where == "memory":  # as in a captured step
+            options["place"] = there(np.array(PLACE), place)
+        out, lse, of = run(kind, skewed, given, grad.astype("float32"), place, **options)
+        near(out, want, "float32")
+        near(lse, want_lse, "float32")
+        for name, x in of.items():
+            near(x, want_of[name], "float32")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_do_not_change(place, skewed, kind):
+    n_heads, n_features = (2, 3) if place.kind == "cpu" else (4, 32)
+    given = arguments(kind, skewed, n_heads, n_features, "float32")
+    grad = np.ones((skewed.n_dst, n_heads, n_features), np.float32)
+    first = run(kind, skewed, given, grad, place)
+    for _ in range(1 if place.kind == "cpu" else 20):
+        again = run(kind, skewed, given, grad, place)
+        for a, b in zip((*first[:2], *first[2].values()), (*again[:2], *again[2].values())):
+            assert_close(a, b, exact=True)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the simulator: infinity minus itself
+def test_scores_that_are_not_finite(place):
+    """A row of -inf gives zeros, a NaN stays in its row, and the largest takes it all."""
+    src, dst = np.array([0, 1, 0, 1, 0, 1, 2, 2]), np.array([0, 0, 1, 1, 2, 2, 3, 3])
+    graph = geom.Graph.from_edges(src, dst, n_nodes=5)
+    edge = np.array([-np.inf, -np.inf, -np.inf, 1, np.nan, 0, -3e38, 3e38], np.float32)[:, None]
+    given = {"values": np.arange(5, dtype=np.float32).reshape(5, 1, 1) + 1}
+    given |= {"src": None, "dst": None, "edge": edge}
+    grad = np.ones((5, 1, 1), np.float32)
+    out, lse, of = run("edges-alone", graph, given, grad, place)
+    out = _device.to_device(out, "cpu")[:, 0, 0]
+    assert_close(out, np.array([0, 2, np.nan, 3, 0], np.float32))
+    lse = _device.to_device(lse, "cpu")[:, 0]
+    assert_close(lse, np.array([-np.inf, 1, np.nan, 3e38, -np.inf], np.float32))
+    of_edge = _device.to_device(of["edge"], "cpu")[:, 0]
+    assert_close(of_edge[[0, 1, 2, 3, 6, 7]], np.zeros(6, np.float32))
+
+
+@pytest.mark.parametrize("n_src, n_dst, n_edges", [(3, 2, 0), (0, 2, 0), (2, 0, 0), (0, 0, 0)])
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_graphs_without_edges(place, kind, n_src, n_dst, n_edges):
+    none = np.zeros(n_edges, np.int64)
+    graph = geom.Graph.from_edges(none, none, n_src=n_src, n_dst=n_dst)
+    given = arguments(kind, graph, 2, 3, "float32")
+    out, lse, of = run(kind, graph, given, np.ones((n_dst, 2, 3), np.float32), place)
+    assert_close(out, np.zeros((n_dst, 2, 3), np.float32))
+    assert_close(lse, np.full((n_dst, 2), -np.inf, np.float32))
+    for x in of.values():
+        assert_close(x, np.zeros(x.shape, np.float32))
+
+
+def test_wide_indices(place, skewed):
+    given = arguments("mlp", skewed, 2, 4, "float32")
+    grad = np.ones((skewed.n_dst, 2, 4), np.float32)
+    want = run("mlp", skewed, given, grad, place)
+    skewed.indices, skewed.T.indices = (x.indices.astype(np.int64) for x in (skewed, skewed.T))
+    got = run("mlp", skewed, given, grad, place)
+    assert_close(got[0], want[0], exact=True)
+    assert_close(got[2]["values"], want[2]["values"], exact=True)
+
+
+def test_what_does_not_fit():
+    assert not edge_attention.fits(np.zeros((3, 2), np.float32))
+    assert not edge_attention.fits(np.zeros((3, 0, 2), np.float32))
+    assert not edge_attention.fits(np.zeros((3, 1, 2), np.int32))
+    assert not edge_attention.fits(np.zeros((3, 1, 2000), np.float32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory(kind):
+    """Forward takes the results; backward the gradients, and little more."""
+    cupy = pytest.importorskip("cupy")
+    rng = np.random.default_rng(0)
+    src, dst = rng.integers(0, 20_000, (2, 2_000_000))
+    graph = geom.Graph.from_edges(src, dst, n_nodes=20_000).to_device("cuda:0")
+    given = arguments(kind, graph, 4, 32, "float32")
+    given = {k: there(x, _device.device("cuda:0")) for k, x in given.items()}
+    tensors = {k: None if x is None else rx.Tensor(x, requires_grad=True) for k, x in given.items()}
+    grad = cupy.ones((20_000, 4, 32), cupy.float32)
+    call(kind, graph, tensors)[0].backward(grad)  # deals the edges out
+    results = grad.nbytes + sum(x.nbytes for x in given.values() if x is not None)
+    pool = cupy.cuda.MemoryPool()
+    for x in tensors.values():
+        if x is not None:
+            x.grad = None
+    with cupy.cuda.using_allocator(pool.malloc):
+        out = call(kind, graph, tensors)[0]
+        assert pool.total_bytes() < 1.2 * grad.nbytes + 2**23
+        out.backward(grad)
+        assert pool.total_bytes() < 1.2 * results + 2**25
