@@ -17,6 +17,7 @@ from rtxarr.geom._convert import (
 )
 from rtxarr.geom._datasets import GraphSet, load_karate, load_mutag, read_dgcnn
 from rtxarr.geom._encodings import degree_features, laplacian_encoding
+from rtxarr.geom._explain import Explanation, explain
 from rtxarr.geom._gat import GATConv, GATv2Conv, TransformerConv
 from rtxarr.geom._gcn import GCNConv, gcn_norm
 from rtxarr.geom._gin import EdgeConv, GINConv, GINEConv
@@ -101,6 +102,7 @@ __all__ = [
     "ClusterSampler",
     "DynamicEdgeConv",
     "EdgeConv",
+    "Explanation",
     "GATConv",
     "GATv2Conv",
     "GCNConv",
@@ -164,6 +166,7 @@ __all__ = [
     "edge_softmax",
     "edge_subgraph",
     "estimate_normals",
+    "explain",
     "farthest_point_sampling",
     "flip_points",
     "from_cudf",

@@ -84,6 +84,8 @@ def aggregate(
     if q is None:
         _messages.check_op(op)
     _check_nodes("x", x, graph, graph.n_src, "sources")
+    if graph.mask is not None:
+        weight = _masked(graph.mask, weight)
     if n_slices != 1:
         return _in_slices(graph, x, op, n_slices, weight=weight, empty=empty, q=q)
     if weight is None:
@@ -115,6 +117,10 @@ def aggregate(
         None,
         weight,
     )
+
+
+def _masked(mask, weight):
+    return mask if weight is None else weight * reshape(mask, (-1,) + (1,) * (weight.ndim - 1))
 
 
 def _in_slices(graph, x, op, n_slices, *, weight, **options):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rtxarr.geom import _attend
+from rtxarr.geom import _attend, _masks
 from rtxarr.geom._graph import Graph
 from rtxarr.geom._layer import Layer, bias_of, linear, made, sizes, vectors, with_bias
 from rtxarr.geom._loops import looped
@@ -54,6 +54,11 @@ class _Attention(Layer):
         if self.concat:
             return reshape(out, (out.shape[0], self.heads * self.out_channels))
         return mean(out, axis=1)
+
+
+def _attending(graph):
+    """Give the functions that attend, or those for explanations."""
+    return _attend if graph.mask is None else _masks
 
 
 class GATConv(_Attention):
@@ -174,7 +179,7 @@ class GATConv(_Attention):
         src, dst = pair(graph, z)
         src, dst = self._per_head(src), None if dst is src else self._per_head(dst)
         graph, edge_attr = self._edges(graph, edge_attr)
-        out, alpha = _attend.attend_additive(
+        out, alpha = _attending(graph).attend_additive(
             graph,
             src,
             sum(src * self.att_src, axis=-1),
@@ -279,7 +284,7 @@ class GATv2Conv(_Attention):
         left = self._per_head(self.lin_l(src))
         right = left if self.share_weights and dst is src else self._per_head(self.lin_r(dst))
         graph, edge_attr = self._edges(graph, edge_attr)
-        out, alpha = _attend.attend_mlp(
+        out, alpha = _attending(graph).attend_mlp(
             graph,
             left,
             right,
@@ -380,7 +385,7 @@ class TransformerConv(_Attention):
     ) -> Any:
         src, dst = pair(graph, x)
         graph, edge_attr = self._edges(graph, edge_attr)
-        out, alpha = _attend.attend_dot(
+        out, alpha = _attending(graph).attend_dot(
             graph,
             self._per_head(self.lin_query(dst)),
             self._per_head(self.lin_key(src)),

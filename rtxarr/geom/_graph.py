@@ -74,6 +74,8 @@ class Graph:
     array([100., 101.,   0.,   0.])
     """
 
+    mask: Any = None  # factors of messages, of a graph that is explained
+
     def __init__(
         self,
         indptr: Any,

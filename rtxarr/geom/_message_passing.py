@@ -8,7 +8,7 @@ from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.geom import _messages
 from rtxarr.geom._aggregate import aggregate
 from rtxarr.nn import Module
-from rtxarr.ops import concat
+from rtxarr.ops import concat, reshape
 
 __all__ = ["MessagePassing"]
 
@@ -122,10 +122,18 @@ class MessagePassing(Module):
         if self._is_plain and not isinstance(src, (tuple, list, dict)):
             out = self._by_op(lambda op: aggregate(graph, src, op, empty=self.empty))
         else:
+            message, edge = self.message, edge_attr
+            if graph.mask is not None:
+                message, edge = self._masked_message, (edge_attr, graph.mask)
             out = _messages.map_reduce(
-                graph, self.message, self.aggregate, src, dst, edge_attr, width=self.width
+                graph, message, self.aggregate, src, dst, edge, width=self.width
             )
         return self.update(out, dst)
+
+    def _masked_message(self, src, dst, edge):
+        edge, mask = edge
+        messages = self.message(src, dst, edge)
+        return messages * reshape(mask, (-1,) + (1,) * (messages.ndim - 1))
 
     def _by_op(self, reduced):
         if isinstance(self.aggr, str):

@@ -141,7 +141,7 @@ class PNAConv(MessageLayer):
         n = x.shape[0]
         parts = [x[:, i * self._width : (i + 1) * self._width] for i in range(self.towers)]
         parts = parts if self.divide_input else self.towers * [x]
-        if edge_attr is None and len(self.pre_nns[0]) == 1:
+        if edge_attr is None and len(self.pre_nns[0]) == 1 and graph.mask is None:
             found = self._without_messages(graph, x, parts)
         else:
             check_rows("edge_attr", edge_attr, graph.n_edges, "edges")

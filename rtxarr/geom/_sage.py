@@ -201,15 +201,21 @@ def _last_states(graph, lstm, x):
     batches, places = graph.once("by_degree", lambda: _by_degree(graph))
     xp = _device.namespace(graph.indptr)
     found = [xp.zeros((1, lstm.n_features), dtype=lstm.layers[0][0].weight_hh.dtype)]
-    for columns in batches:
+    for columns, stored in batches:
         n, degree = columns.shape
         steps = reshape(take(x, reshape(columns, (-1,)), axis=0), (n, degree, x.shape[1]))
+        if graph.mask is not None:
+            mask = take(graph.stored(graph.mask), reshape(stored, (-1,)))
+            steps = steps * reshape(mask, (n, degree, 1))
         found.append(lstm(steps)[1][0][-1])
     return take(concat(found), places, axis=0)
 
 
 def _by_degree(graph):
-    """Give the sources of all destinations with 1, 2, ... edges, and where each of those went."""
+    """Give the destinations with 1, 2, ... edges, and where each of those went.
+
+    Of each the sources and the places where the edges are stored, shape (n, degree).
+    """
     xp = _device.namespace(graph.indptr)
     degrees = np.asarray(_device.to_device(graph.in_degrees, "cpu"))
     places = np.zeros(graph.n_dst, dtype=np.int64)
@@ -221,5 +227,5 @@ def _by_degree(graph):
         starts = xp.take(graph.indptr, _device.to_device(rows, graph.device))
         stored = starts[:, None] + xp.arange(int(degree), dtype=xp.int64)
         columns = xp.take(graph.indices, xp.reshape(stored, (-1,)))
-        batches.append(xp.reshape(columns, stored.shape))
+        batches.append((xp.reshape(columns, stored.shape), stored))
     return batches, _device.to_device(places, graph.device)

@@ -147,3 +147,50 @@ def test_jumping_knowledge():
     layer.load_arrays({key: value.numpy() for key, value in other.state_dict().items()})
     want = other([torch.tensor(a), torch.tensor(b)])
     assert_close(layer([a, b]).data, want.detach().numpy(), rtol=1e-10)
+
+
+MASKED = {
+    **LAYERS,
+    "gcn": (lambda: theirs.GCNConv(3, 2), lambda: geom.GCNConv(3, 2, **F64), "weight"),
+    "sage": (lambda: theirs.SAGEConv(3, 2), lambda: geom.SAGEConv(3, 2, **F64), None),
+    "graph": (lambda: theirs.GraphConv(3, 2), lambda: geom.GraphConv(3, 2, **F64), "weight"),
+    "gat": (
+        lambda: theirs.GATConv(3, 2, heads=2, edge_dim=2),
+        lambda: geom.GATConv(3, 2, heads=2, edge_channels=2, **F64),
+        "attr",
+    ),
+    "transformer-plain": (
+        lambda: theirs.TransformerConv(3, 2, heads=2),
+        lambda: geom.TransformerConv(3, 2, heads=2, **F64),
+        None,
+    ),
+}
+del MASKED["rgcn"]  # theirs gives each relation the first factors of all
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_messages_with_factors(name):
+    """What explanations are made of: theirs have factors for the messages too."""
+    from torch_geometric.explain.algorithm.utils import set_masks
+
+    from rtxarr.geom._masks import MaskedGraph
+
+    make, own, kind = MASKED[name]
+    rng = np.random.default_rng(2)
+    src, dst = rng.integers(0, 6, 18), rng.integers(0, 6, 18)
+    src = np.where(src == dst, (dst + 1) % 6, src)
+    x, mask = rng.standard_normal((7, 4 if name == "pna-edges" else 3)), rng.random(18)
+    edge = {
+        None: (),
+        "weight": (rng.uniform(0.5, 1.5, 18),),
+        "attr": (rng.standard_normal((18, 2)),),
+    }[kind]
+    layer, other = own(), make().double()
+    state = {key: value.numpy().astype("float64") for key, value in other.state_dict().items()}
+    layer.load_arrays(state)
+    edge_index = torch.tensor(np.stack([src, dst]))
+    set_masks(other, torch.tensor(mask), edge_index, apply_sigmoid=False)
+    want = other(torch.tensor(x), edge_index, *map(torch.tensor, edge)).detach().numpy()
+    got = layer(MaskedGraph.of(geom.Graph.from_edges(src, dst, n_nodes=7), mask), x, *edge)
+    close = {"rtol": 1e-6, "atol": 1e-7} if "pna" in name else {"rtol": 1e-10, "atol": 1e-12}
+    assert_close(rx.Tensor(got).numpy(), want, **close)
