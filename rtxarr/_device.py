@@ -98,8 +98,14 @@ def namespace(*arrays: Any) -> ModuleType:
 
 
 def _settle_mix(arrays: tuple) -> ModuleType:
-    """Leave NumPy scalars out and ask again; arrays of two libraries are an error."""
+    """Leave NumPy scalars out and ask again; arrays of two libraries are an error.
+
+    But for arrays that stand for those of another library, and take them.
+    """
     rest = [x for x in arrays if not isinstance(x, np.generic)]
+    for x in rest:
+        if getattr(type(x), "__rtxarr_tracer__", False):
+            return x.__array_namespace__()
     found = {xp.__name__: xp for x in rest if (xp := _find_namespace(type(x), x)) is not None}
     if len(found) == 1:
         return next(iter(found.values()))

@@ -13,6 +13,7 @@ OBSERVED = 2  # show each new node to what follows
 AUTOCAST = 4  # cast the arguments of operations
 PROFILED = 8  # take the time
 WITNESSED = 16  # show what a captured step uses and changes
+TRACED = 32  # the tensors stand for those of a function that is being traced
 
 
 class _State(threading.local):
@@ -24,6 +25,7 @@ class _State(threading.local):
     casts = None  # what autocast has cast in the outermost of its blocks
     profile: Any = None  # what takes the time
     witness: Any = None  # what sees the step that is captured
+    tracing: Any = None  # what gives the tensors of a traced function
 
     def __init__(self):
         self.blocks: list[tuple[Block, Any]] = []  # those begun, and what was set before each

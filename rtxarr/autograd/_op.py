@@ -34,7 +34,7 @@ import numpy as np
 from rtxarr._device import device_of, to_device
 from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr.autograd._autocast import cast_arguments, policy_of
-from rtxarr.autograd._mode import AUTOCAST, OBSERVED, PROFILED, RECORDED, WITNESSED, state
+from rtxarr.autograd._mode import AUTOCAST, OBSERVED, PROFILED, RECORDED, TRACED, WITNESSED, state
 from rtxarr.autograd._tape import Node, Tensor, make_tensor, store_of
 from rtxarr.autograd._tape import raw as raw_of
 from rtxarr.dtypes import is_inexact
@@ -219,8 +219,12 @@ _SHOWN = OBSERVED | PROFILED
 
 def apply(op: Op, args, kwargs):
     """Run ``op`` on arguments of which at least one is a Tensor; give tensors."""
+    mode = state.mode
     if len(args) != op.n_args:
         args = op.bind(args, kwargs)
+    if mode >= TRACED:
+        args = [state.tracing.lift(x) for x in args]
+        kwargs = {name: state.tracing.lift(x) for name, x in kwargs.items()}
     if kwargs:
         kwargs = {name: raw_of(value) for name, value in kwargs.items()}
     raw = []
@@ -236,7 +240,6 @@ def apply(op: Op, args, kwargs):
                 edges.append((node, arg.slot, data.shape, data.dtype))
         else:
             raw.append(arg)
-    mode = state.mode
     fwd = op.fwd
     if mode > _COMMON:
         if mode & AUTOCAST and op.policy is not None:
@@ -478,6 +481,9 @@ def nondifferentiable(fwd: Callable) -> Callable:
                     tensors = True
                     break
         if tensors:
+            if state.mode >= TRACED:
+                args = [state.tracing.lift(a) for a in args]
+                kwargs = {name: state.tracing.lift(a) for name, a in kwargs.items()}
             args = [raw_of(a) for a in args]
             kwargs = {name: raw_of(a) for name, a in kwargs.items()}
         try:

@@ -12,6 +12,9 @@ from rtxarr.autograd._mode import PROFILED, profiles, state, witnesses
 from rtxarr.dtypes import is_floating
 from rtxarr.nn._parameter import Buffer, Parameter, replace_data
 
+# How often an attribute of any module was set: what was made for modules as they were looks here.
+changes = [0]
+
 
 class Module:
     """A function with parameters.
@@ -74,6 +77,7 @@ class Module:
                 f"{name}.assign(array), or set another {kind} or None"
             )
         object.__setattr__(self, name, value)
+        changes[0] += 1
 
     # ------------------------------------------------------------------------------- trees
 

@@ -21,7 +21,7 @@ segment          segment_reduce, spread               (op,), ()
 product          matmul                               ()
 transform        fft, ifft, rfft, irfft               (axis, length, norm)
 call             call, item                           (function, options), (number,)
-control          cond, while_loop, scan_loop          graphs
+control          cond, while_loop, item               graphs, (number,)
 ===============  ===================================  =============================================
 
 ``spread`` and ``segment_reduce`` take the row pointers of a CSR matrix: ``spread(x, indptr)`` gives
@@ -67,6 +67,7 @@ REDUCES = frozenset(("sum", "prod", "max", "min", "any", "all", "argmax", "argmi
 SCANS = frozenset(("cumulative_sum", "cumulative_prod"))
 VIEWS = frozenset(("reshape", "broadcast", "permute", "slice"))
 SEGMENTS = frozenset(("sum", "mean", "max", "min"))
+CONTROL = frozenset(("cond", "while_loop"))
 TRANSFORMS = frozenset(("fft", "ifft", "rfft", "irfft"))
 
 
@@ -392,6 +393,8 @@ def text(graph: Graph) -> str:
 
 
 def _word(attr: Any) -> str:
+    if isinstance(attr, Graph):
+        return "{" + text(attr).replace("\n", "; ") + "}"
     if callable(attr):
         return f"{attr.__module__}.{attr.__qualname__}"
     return repr(attr)

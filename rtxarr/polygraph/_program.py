@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rtxarr._device import namespace
 from rtxarr.polygraph import _interpret
-from rtxarr.polygraph._ir import VIEWS, Graph, Node
+from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._lower import lower
 from rtxarr.polygraph._passes import simplify
@@ -56,6 +56,8 @@ class Program:
     Attributes
     ----------
     steps : list of Step
+    parts : list of Program
+        Those of branches and loops.
     text : str
         The function that runs them.
     why : dict of Node to str
@@ -82,6 +84,7 @@ class Program:
         groups = scheduler.run()
         self.why = scheduler.why
         self.in_place = self._update_targets(groups) if disjoint else {}
+        self.parts: list[Program] = []
         self.steps = self._steps(groups)
         self._names: dict[Node, str] = {n: f"x{i}" for i, n in enumerate(graph.inputs)}
         self._values: dict[str, Any] = {"empty": self.backend.empty}
@@ -126,7 +129,10 @@ class Program:
             results = tuple(group.outputs)
             if group.kind == "eager":
                 (node,) = results
-                run = _eager_step(node, contiguous=node in read_by_kernels)
+                if node.op in CONTROL:
+                    run = self._control_step(node)
+                else:
+                    run = _eager_step(node, contiguous=node in read_by_kernels)
                 steps.append(Step(f"{node.op}{i}", run, node.src, results, group, None))
                 continue
             loops = lower(group, self._strides, self.graph.scalars)
@@ -134,6 +140,23 @@ class Program:
             run = self.backend.build(loops)
             steps.append(Step(f"kernel{i}", run, sources, results, group, loops))
         return steps
+
+    def _control_step(self, node: Node) -> Callable:
+        """Return what runs a branch or loop; each of its graphs becomes a program."""
+        first, second = (Program(graph, self.backend) for graph in node.attrs)
+        self.parts += [first, second]
+
+        def branch(test, *operands):
+            return first(*operands) if bool(test) else second(*operands)
+
+        def loop(*operands):
+            state, rest = operands[:n_state], operands[n_state:]
+            while bool(first(*state, *rest)[0]):
+                state = second(*state, *rest)
+            return state
+
+        n_state = len(node.attrs[1].outputs)
+        return branch if node.op == "cond" else loop
 
     def _write(self) -> str:
         """Return the program's text; what it refers to is put into ``_values``."""

@@ -218,7 +218,9 @@ def test_bits_do_not_change(place, skewed, kind):
     first = run(kind, skewed, given, grad, place)
     for _ in range(1 if place.kind == "cpu" else 20):
         again = run(kind, skewed, given, grad, place)
-        for a, b in zip((*first[:2], *first[2].values()), (*again[:2], *again[2].values())):
+        for a, b in zip(
+            (*first[:2], *first[2].values()), (*again[:2], *again[2].values()), strict=True
+        ):
             assert_close(a, b, exact=True)
 
 

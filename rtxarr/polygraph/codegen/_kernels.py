@@ -229,9 +229,7 @@ class _Writer:
 
     # ------------------------------------------------------------------------------ kernels
 
-    def kernel(
-        self, name: str, lines: Lines, arguments: Sequence[Argument], threads: int
-    ) -> str:
+    def kernel(self, name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:
         """Return the text of one entry point."""
         d = self.dialect
         parameters = [_parameter(a) for a in arguments]
@@ -275,6 +273,7 @@ class _Writer:
         places = {b.name: i for i, b in enumerate(self.loops.buffers)}
         index = f"typedef {'i64' if self.wide else 'i32'} Index;"
         return Kernel(
+            dialect=self.dialect,
             head=f"{self.dialect.head}{index}\n{self.texts.halves()}".rstrip("\n"),
             wide=self.wide,
             snippets=self.texts.snippets_for(marked),
@@ -508,7 +507,7 @@ class _Rows(_Writer):
         if shared or slots:
             out(d.shared_memory)
         out(f"const Index thread = {d.thread_x}, threads = {d.threads_x};")
-        out(f"const Index step = packed ? 1 : threads;")
+        out("const Index step = packed ? 1 : threads;")
         out(f"const Index row = (Index){d.block_x} * {d.threads_y} + {d.thread_y};")
         out("const bool live = row < rows;")
         out("const Index r = live ? row : rows - 1;")
@@ -551,13 +550,10 @@ class _Rows(_Writer):
                 for r in reductions
             ]
             with out.block(
-                f"for (Index tile = 0; tile < (live ? cols : 0); "
-                f"tile += threads * {BATCH * lanes})"
+                f"for (Index tile = 0; tile < (live ? cols : 0); tile += threads * {BATCH * lanes})"
             ):
                 reads = [a.of for a in phase.accumulators]
-                self.tile(
-                    phase.body, "cols", first, extra=extra, reads=reads, kept=kept, keep=keep
-                )
+                self.tile(phase.body, "cols", first, extra=extra, reads=reads, kept=kept, keep=keep)
         if reductions:
             self.combine(reductions)
         for r in reductions:
@@ -568,9 +564,7 @@ class _Rows(_Writer):
     def combine(self, reductions: Sequence[_Reduction]) -> None:
         """Give all threads of a row the values of the whole row."""
         out, d = self.out, self.dialect
-        with out.block(
-            "for (int apart = (threads < 32 ? threads : 32) / 2; apart; apart /= 2)"
-        ):
+        with out.block("for (int apart = (threads < 32 ? threads : 32) / 2; apart; apart /= 2)"):
             for r in reductions:
                 out(f"{r.running} = {r.combine(r.running, f'#shuffled({r.running}, apart)')};")
         with out.block("if (threads > 32)"):

@@ -60,7 +60,22 @@ _LIBRARY = {
 }
 # Of halves these give halves: there is nothing to round.
 _EXACT = frozenset(
-    ["positive", "negative", "abs", "sign", "floor", "ceil", "trunc", "round", "conj", "real", "maximum", "minimum", "copysign", "where"]
+    [
+        "positive",
+        "negative",
+        "abs",
+        "sign",
+        "floor",
+        "ceil",
+        "trunc",
+        "round",
+        "conj",
+        "real",
+        "maximum",
+        "minimum",
+        "copysign",
+        "where",
+    ]
 )
 _COMPARISONS = {
     "equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<=",
@@ -127,9 +142,7 @@ for _name in ("floor", "ceil", "trunc", "round"):
 # The step from one half to the next is not that of float32.
 _TABLE["nextafter"] = {"fd": "$nextafter({0}, {1})"}
 
-_FOR_DOUBLES = re.compile(
-    f"#({'|'.join(name for name in SNIPPETS if f'{name}_d' in SNIPPETS)})\\("
-)
+_FOR_DOUBLES = re.compile(f"#({'|'.join(name for name in SNIPPETS if f'{name}_d' in SNIPPETS)})\\(")
 
 
 def renders(op: str, dtype: np.dtype) -> bool:

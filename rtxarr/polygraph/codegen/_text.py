@@ -57,6 +57,7 @@ class Kernel:
 
     Attributes
     ----------
+    dialect : Dialect
     head : str
         What all kernels of this index width and language begin with.
     wide : bool
@@ -75,6 +76,7 @@ class Kernel:
         accesses of packets.
     """
 
+    dialect: Dialect
     head: str
     wide: bool
     snippets: tuple[str, ...]
@@ -99,7 +101,8 @@ def join_texts(kernels: Iterable[Kernel]) -> str:
         wanted |= dict.fromkeys((*needed(SNIPPETS[name]), name))
     bodies = dict.fromkeys(k.body for k in kernels)
     snippets = [SNIPPETS[name].strip("\n") for name in wanted]
-    return "\n".join([kernels[0].head, *map(plain, snippets), "", *bodies])
+    library = kernels[0].dialect.library
+    return "\n".join([kernels[0].head, *map(library, map(plain, snippets)), "", *bodies])
 
 
 class Lines:

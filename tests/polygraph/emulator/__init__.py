@@ -50,8 +50,9 @@ def compile_library(name, text, *, language="c++", flags=()):
             command += [*flags, "-x", language, "-", "-o", str(made)]
             done = subprocess.run(command, input=text, capture_output=True, text=True)
             if done.returncode:
-                numbered = "\n".join(f"{i + 1:4} {t}" for i, t in enumerate(text.split("\n")))
-                raise AssertionError(f"{done.stderr}\n{numbered}")
+                wrong = _folder() / "wrong.cpp"
+                wrong.write_text(text)
+                raise AssertionError(f"{wrong} does not compile:\n{done.stderr[:3000]}")
             os.replace(made, target)
     return target
 
@@ -101,9 +102,7 @@ class EmulatorBackend:
         return array
 
     def generate(self, loops):
-        return generate(
-            loops, self.dialect, strict=self.strict, shared_limit=self.shared_limit
-        )
+        return generate(loops, self.dialect, strict=self.strict, shared_limit=self.shared_limit)
 
     def source(self, loops):
         return self.generate(loops).text
@@ -115,7 +114,9 @@ class EmulatorBackend:
         """Build kernels in one run of the compiler for each width of indices."""
         kernels = [self.generate(loops) for loops in many]
         self.compile(kernels)
-        return [functools.partial(self.run, k, loops) for k, loops in zip(kernels, many, strict=True)]
+        return [
+            functools.partial(self.run, k, loops) for k, loops in zip(kernels, many, strict=True)
+        ]
 
     def compile(self, kernels):
         with _lock:

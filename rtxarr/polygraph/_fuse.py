@@ -1,0 +1,435 @@
+"""``rx.fuse``: functions of arrays as fused programs, one for each kind of arguments."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rtxarr import _device
+from rtxarr.autograd import Tensor
+from rtxarr.autograd._mode import RECORDED, state
+from rtxarr.autograd._tree import flatten, unflatten
+from rtxarr.polygraph import _trace
+from rtxarr.polygraph._backends import program_for
+from rtxarr.polygraph._ir import Graph
+from rtxarr.polygraph._record import SCALARS, Output, Recording, finish
+from rtxarr.polygraph._scalar import NAMES
+from rtxarr.polygraph._trace import Captured, Concretization, ScalarSource
+
+_MISS = object()  # what a program gives for a call that it does not hold for
+_EAGER = object()  # or that must run eagerly
+
+MOST_PROGRAMS = 256
+MOST_GUARDED = 16  # programs of one kind of arguments that differ in what numbers decided
+
+
+def fuse(
+    f: Callable | None = None, *, mode: str = "strict", backend: Any = None
+) -> Callable[..., Any]:
+    """Give a function that does what ``f`` does in as few kernels as can be.
+
+    Parameters
+    ----------
+    f : callable
+        Plain array code: ``rx.`` functions, ``xp = x.__array_namespace__()``, ``np.`` or ``cp.``;
+        views, in-place operations, several results and nested containers are as in NumPy.
+    mode : {"strict", "fast"}, default "strict"
+        "strict" rounds after every operation, as ``f`` itself does. "fast" lets half precision stay
+        in float32 inside a kernel and contracts products and sums.
+    backend : object or "interpreter", optional
+        What makes kernels; by default that of the arrays' device. The interpreter runs one
+        operation of the array library after the other.
+
+    Returns
+    -------
+    Fused
+        Gives what ``f`` gives, with the same dtypes, shapes and views.
+
+    Warns
+    -----
+    RuntimeWarning
+        Once, where ``f`` cannot be fused because it asks for the values of arrays: it then runs as
+        it is.
+
+    Notes
+    -----
+    ``f`` runs once for each kind of arguments (dtypes, shapes, strides, and objects that are no
+    arrays) on arrays that note what is done with them. Python floats and ints may vary without
+    another run: what ``f`` decides by them is checked at each call. Arrays and numbers that ``f``
+    finds in global names, closures and modules are read anew. Python side effects, such as prints
+    and lists appended to, happen in that one run alone. Indices in arrays are not checked.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rtxarr as rx
+    >>> @rx.fuse
+    ... def scaled(x, factor):
+    ...     return (x - x.mean(axis=-1, keepdims=True)) * factor
+    >>> scaled(np.asarray([[1.0, 3.0]]), 2.0)
+    array([[-2.,  2.]])
+    """
+    if f is None:
+        return functools.partial(fuse, mode=mode, backend=backend)
+    return Fused(f, mode=mode, backend=backend)
+
+
+class Fused:
+    """A function and its programs; see :func:`fuse`.
+
+    Attributes
+    ----------
+    n_traces : int
+        How often the function was traced.
+    n_eager : int
+        How many calls ran the function as it is.
+    reasons : dict of str to int
+        Why, and for how many kinds of calls.
+    """
+
+    def __init__(self, f: Callable, *, mode: str = "strict", backend: Any = None) -> None:
+        if not callable(f):
+            raise TypeError(f"f must be callable, got {type(f).__name__}")
+        if mode not in ("strict", "fast"):
+            raise ValueError(f"mode must be 'strict' or 'fast', got {mode!r}")
+        functools.update_wrapper(self, f, updated=())
+        self._function = f
+        self.mode = mode
+        self.backend = backend
+        self._programs: dict[tuple, list[Any]] = {}
+        self._by_value: set[tuple] = set()  # keys of calls whose numbers are part of the program
+        self._lock = threading.RLock()
+        self.n_traces = 0
+        self.n_eager = 0
+        self.reasons: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        n = sum(map(len, self._programs.values()))
+        return f"<Fused {getattr(self, '__name__', self._function)}, {n} programs>"
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self if owner is None else types.MethodType(self, owner)
+
+    # ------------------------------------------------------------------------------- calling
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _trace._thread.trace is not None:  # part of a larger function
+            return self._function(*args, **kwargs)
+        parts: list[Any] = [state.mode]
+        if kwargs:
+            return self._call(args, kwargs)
+        for x in args:
+            kind = type(x)
+            if kind is np.ndarray:
+                parts += (x.dtype, x.shape, x.strides)
+            elif kind is float or kind is int:
+                parts.append(kind)
+            else:
+                return self._call(args, kwargs)
+        key = tuple(parts)
+        found = self._programs.get(key)
+        if found is not None:
+            for program in found:
+                out = program.run(args)
+                if out is not _MISS:
+                    return self._eager(args, kwargs) if out is _EAGER else out
+        if key in self._by_value:
+            return self._valued(key, args, None, args, kwargs)
+        return self._new(key, args, None, args, kwargs)
+
+    def _call(self, args: tuple, kwargs: dict) -> Any:
+        """Call with arguments of any kind."""
+        leaves, structure = flatten((args, kwargs))
+        key = (state.mode, state.low, structure, *map(_kind, leaves))
+        try:
+            found = self._programs.get(key)
+        except TypeError as error:
+            self._refused(f"an argument that is no array must be hashable: {error}")
+            return self._eager(args, kwargs)
+        if found is not None:
+            for program in found:
+                out = program.run(leaves)
+                if out is not _MISS:
+                    return self._eager(args, kwargs) if out is _EAGER else out
+        if key in self._by_value:
+            return self._valued(key, leaves, structure, args, kwargs)
+        return self._new(key, leaves, structure, args, kwargs)
+
+    def _valued(
+        self, key: tuple, leaves: Sequence, structure: Any, args: tuple, kwargs: dict
+    ) -> Any:
+        """Call with the numbers as part of the key."""
+        key = _Valued((*key, *((type(x), repr(x)) for x in leaves if type(x) in SCALARS)))
+        for program in self._programs.get(key, ()):
+            out = program.run(leaves)
+            if out is not _MISS:
+                return self._eager(args, kwargs) if out is _EAGER else out
+        return self._new(key, leaves, structure, args, kwargs)
+
+    def _eager(self, args: tuple, kwargs: dict) -> Any:
+        self.n_eager += 1
+        return self._function(*args, **kwargs)
+
+    def _refused(self, reason: str) -> None:
+        """Count a kind of calls that run eagerly, and warn of the first."""
+        first = not self.reasons
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        if first:
+            warnings.warn(
+                f"{getattr(self, '__name__', 'a function')}() is not fused: {reason}; it runs as it is",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+    # -------------------------------------------------------------------------------- tracing
+
+    def _new(self, key: tuple, leaves: Sequence, structure: Any, args: tuple, kwargs: dict) -> Any:
+        """Make a program for a call that there is none for, and run it."""
+        if structure is None:
+            structure = flatten((args, kwargs))[1]
+        with self._lock:
+            known = self._programs.setdefault(key, [])
+            for program in known:  # of another thread
+                out = program.run(leaves)
+                if out is not _MISS:
+                    return self._eager(args, kwargs) if out is _EAGER else out
+            try:
+                made = self._traced(key, leaves, structure, len(known))
+            except Exception as error:
+                out = self._eager(args, kwargs)  # raises what is wrong with the arguments
+                self._refused(_reason(error))
+                known.append(_Eager())
+                return out
+            if made is None:  # by the values of its numbers from now on
+                del self._programs[key]
+                self._by_value.add(key)
+                return self._valued(key, leaves, structure, args, kwargs)
+            known.append(made)
+            while len(self._programs) > MOST_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
+        out = made.run(leaves)
+        return self._eager(args, kwargs) if out is _EAGER or out is _MISS else out
+
+    def _traced(self, key: tuple, leaves: Sequence, structure: Any, n_known: int) -> Any:
+        if n_known >= MOST_GUARDED:
+            raise Concretization(
+                f"it decides by numbers in more than {MOST_GUARDED} ways; pass arrays instead"
+            )
+        xp = _namespace_of(leaves)
+        by_value = isinstance(key, _Valued)
+        self.n_traces += 1
+        try:
+            recording = Recording(self._function, leaves, structure, xp, plain=by_value)
+        except Exception:
+            numbers = any(type(x) in SCALARS for x in leaves)
+            if by_value or not numbers:
+                raise
+            # It may be the numbers that stand for others: look again with them as they are.
+            Recording(self._function, leaves, structure, xp, plain=True)
+            return None
+        if state.mode & RECORDED and any(
+            isinstance(x, Tensor) and x.node is not None for x in recording.result
+        ):
+            from rtxarr.polygraph._grad import Differentiable
+
+            return Differentiable(self, recording, leaves, structure)
+        return Compiled(self, recording, leaves)
+
+    # ----------------------------------------------------------------------------- explaining
+
+    def explain(self) -> str:
+        """Return, for each program, its graph and how it is run, and why calls were not fused."""
+        lines = [repr(self)]
+        for programs in self._programs.values():
+            for program in programs:
+                lines += ["", program.explain()]
+        lines += [f"eager: {reason} ({n})" for reason, n in self.reasons.items()]
+        return "\n".join(lines)
+
+    def clear(self) -> None:
+        """Forget all programs."""
+        with self._lock:
+            self._programs.clear()
+            self._by_value.clear()
+            self.reasons.clear()
+
+
+class _Valued(tuple):
+    """A key that the values of the numbers are part of."""
+
+    __slots__ = ()
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    return text if isinstance(error, Concretization) else f"{type(error).__name__}: {text}"
+
+
+def _kind(x: Any) -> Any:
+    """Return what of an argument is part of the key."""
+    kind = type(x)
+    if kind in SCALARS:
+        return kind
+    if kind is np.ndarray:
+        return x.dtype, x.shape, x.strides
+    if isinstance(x, Tensor):
+        data = x.data
+        strides = None if isinstance(data, np.generic) else data.strides
+        return Tensor, x.node is not None, type(data), data.dtype, data.shape, strides
+    if _device.is_array(x):
+        if isinstance(x, np.generic):
+            return np.generic, x.dtype
+        if _device.is_device_array(x):
+            return x.device.id, x.dtype, x.shape, x.strides
+        raise TypeError(f"arrays must be NumPy's or CuPy's, got {kind.__name__}")
+    return kind, x
+
+
+def _namespace_of(leaves: Sequence) -> Any:
+    """Return the namespace of the arrays among the arguments, or of the current device."""
+    arrays = [x.data if isinstance(x, Tensor) else x for x in leaves]
+    arrays = [x for x in arrays if _device.is_array(x)]
+    return _device.namespace(*arrays)
+
+
+class _Eager:
+    """Stands for a kind of calls that run the function as it is."""
+
+    def run(self, leaves: Any) -> Any:
+        return _EAGER
+
+    def explain(self) -> str:
+        return "runs eagerly"
+
+
+class Compiled:
+    """A program for one kind of arguments, with what must hold for it.
+
+    Attributes
+    ----------
+    graph : Graph
+    program : object
+        Takes the arrays and numbers of the graph's inputs; gives its outputs.
+    run : callable
+        Takes the leaves of the arguments; gives the result, ``_MISS`` or ``_EAGER``.
+    """
+
+    def __init__(self, fused: Fused, recording: Recording, leaves: Sequence) -> None:
+        nodes, outputs = recording.outputs(recording.result)
+        updates = recording.updates()
+        self.graph = graph_of(recording, nodes, updates)
+        self.program = program_for(fused, recording.trace, self.graph)
+        self.recording = recording
+        text, names = call_text(recording, leaves, updates)
+        self.text = text + _result_text(outputs, recording.structure, names, recording.trace.xp)
+        names["program"] = getattr(self.program, "run", self.program)
+        exec(compile(self.text, "<fused call>", "exec"), names)
+        self.run: Callable = names["run"]
+
+    def explain(self) -> str:
+        from rtxarr.polygraph._ir import text
+
+        own = getattr(self.program, "explain", None)
+        return own() if own is not None else text(self.graph)
+
+
+def graph_of(recording: Recording, nodes: Sequence, updates: Sequence) -> Graph:
+    """Return the graph of a recording with these outputs."""
+    trace = recording.trace
+    scalars = [i for i, s in enumerate(trace.sources) if isinstance(s, ScalarSource)]
+    return Graph(trace.inputs, nodes, updates, scalars)
+
+
+def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tuple[str, dict]:
+    """Return the text of a call up to the program's result ``r``, and the names it uses."""
+    trace, around = recording.trace, recording.surroundings
+    names: dict[str, Any] = {**NAMES, "MISS": _MISS, "EAGER": _EAGER, "like": _like}
+    lines = ["def run(L):"]
+    if around._entries or around._cells or around._lists or around._module_state:
+        names["hold"] = around.hold
+        lines.append("    if not hold(): return MISS")
+    if recording.scalars:
+        lines.append(f"    a = {''.join(f'L[{i}], ' for i in recording.scalars)}")
+    for k, (expression, value) in enumerate(dict.fromkeys(_hashable(trace.guards))):
+        names[f"g{k}"] = value
+        lines.append(f"    if {expression} != g{k}: return MISS")
+    for i, source in enumerate(trace.sources):
+        if isinstance(source, ScalarSource):
+            names[f"d{i}"] = source.dtype.type
+            lines.append(f"    x{i} = d{i}({source.expression})")
+        elif isinstance(source, Captured):
+            names[f"c{i}"] = source.array
+            if source.holder is None:
+                lines.append(f"    x{i} = c{i}")
+                continue
+            names[f"h{i}"] = source.holder
+            tracked = "is not" if source.holder.node is not None else "is"
+            lines.append(f"    x{i} = h{i}.data")
+            lines.append(f"    if x{i} is not c{i} and not like(x{i}, c{i}): return MISS")
+            lines.append(f"    if not (h{i}.node {tracked} None): return MISS")
+        else:
+            data = ".data" if isinstance(leaves[source], Tensor) else ""
+            lines.append(f"    x{i} = L[{source}]{data}")
+    arguments = [f"x{i}" for i in range(len(trace.sources))]
+    arrays = [i for i, s in enumerate(trace.sources) if not isinstance(s, ScalarSource)]
+    if updates:
+        names["overlap"] = trace.xp.may_share_memory
+    written = [number for number, _ in updates]
+    for number in written:
+        for other in arrays:
+            if other != number and (other not in written or other > number):
+                lines.append(f"    if overlap(x{number}, x{other}): return EAGER")
+    lines.append(f"    r = program({', '.join(arguments)})")
+    return "\n".join(lines) + "\n", names
+
+
+def _hashable(guards: list) -> list:
+    return [(e, v) for e, v in guards if v == v]
+
+
+def _result_text(outputs: list[Output], structure: Any, names: dict, xp: Any) -> str:
+    """Return the text that makes the result of the program's outputs ``r``."""
+    words = [_word(k, out, names, xp) for k, out in enumerate(outputs)]
+    if structure is None:
+        return f"    return {words[0]}\n"
+    kind, _, parts = structure
+    if kind is tuple and all(p is None for p in parts):
+        return f"    return ({''.join(w + ', ' for w in words)})\n"
+    names["structure"], names["unflatten"] = structure, unflatten
+    return f"    return unflatten(structure, [{', '.join(words)}])\n"
+
+
+def _word(k: int, output: Output, names: dict, xp: Any) -> str:
+    if output.is_direct:
+        return f"r[{output.source}]"
+    if output.kind == "root" and output.scalar and not (output.copy or output.tensor):
+        return f"r[{output.source}][()]"
+    if output.kind == "scalar":
+        return output.source
+    if output.kind == "plain":
+        names[f"p{k}"] = output.source
+        return f"p{k}"
+    names[f"o{k}"] = functools.partial(_finished, output, xp)
+    source = f"r[{output.source}]" if output.kind == "root" else f"x{output.source}"
+    return f"o{k}({source})"
+
+
+def _finished(output: Output, xp: Any, value: Any) -> Any:
+    at = {output.source: value}
+    return finish(output, at, at, {}, xp)  # type: ignore[arg-type]
+
+
+def _like(x: Any, known: Any) -> bool:
+    """Tell whether another array may stand where one was."""
+    return (
+        type(x) is type(known)
+        and x.dtype == known.dtype
+        and x.shape == known.shape
+        and x.strides == known.strides
+    )

@@ -1,0 +1,497 @@
+"""Arrays that note what is computed from them: how a function becomes a graph.
+
+A :class:`Tracer` is a handle on memory, as an array is: several may look at the same memory through
+views, and writing through one is seen by all. The memory is a :class:`Cell`, which holds the node
+of its present contents; a write gives it another.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rtxarr import _device
+from rtxarr.polygraph import _ir
+
+
+class Concretization(TypeError):
+    """Raised where a traced function asks for what is in an array: there is no value yet."""
+
+
+_PACKAGES = tuple(
+    os.path.dirname(sys.modules[name].__file__ or "") + os.sep
+    for name in ("rtxarr", "numpy", "array_api_compat")
+)
+
+
+def where_called() -> str:
+    """Return the file and line of the innermost frame outside of the libraries."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((*_PACKAGES, "<")) and f"{os.sep}cupy" not in name:
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown"
+
+
+def concretization(what: str) -> Concretization:
+    """Make the error of asking for values, with the line that does."""
+    return Concretization(f"{what} needs the values of an array, at {where_called()}")
+
+
+class Cell:
+    """Memory that tracers look at.
+
+    Attributes
+    ----------
+    node : Node
+        Its present contents.
+    number : int or None
+        Which input of the graph it is.
+    strides : tuple of int or None
+        How it lies in memory, in bytes; None where NumPy's choice is not known here.
+    shared : set of Cell
+        Cells that may or may not be the same memory: a reshape of one of unknown strides.
+    is_written : bool
+    is_readonly : bool
+    """
+
+    __slots__ = ("node", "number", "strides", "shared", "is_written", "is_readonly", "trace")
+
+    def __init__(self, trace, node, number=None, strides=None, is_readonly=False):
+        self.trace = trace
+        self.node = node
+        self.number = number
+        self.strides = strides
+        self.shared: set[Cell] = set()
+        self.is_written = False
+        self.is_readonly = is_readonly
+
+    def write(self, node):
+        """Give it other contents."""
+        if self.is_readonly:
+            raise ValueError("assignment destination is read-only")
+        if self.shared:
+            raise Concretization(
+                f"a write to an array that may share memory with a reshape, at {where_called()}"
+            )
+        self.node = node
+        self.is_written = True
+
+
+class _Thread(threading.local):
+    trace: Trace | None = None
+
+
+_thread = _Thread()
+
+
+def current() -> Trace:
+    """Return the trace that this thread is making."""
+    if _thread.trace is None:
+        raise RuntimeError("an array of a traced function was used after the trace had ended")
+    return _thread.trace
+
+
+def is_tracing() -> bool:
+    """Tell whether this thread is tracing a function."""
+    return _thread.trace is not None
+
+
+class Trace:
+    """One run of a function on tracers; as a context manager, the run of this thread.
+
+    Parameters
+    ----------
+    xp : module
+        The namespace of the arrays that the program will run on.
+
+    Attributes
+    ----------
+    inputs : list of Node
+    sources : list
+        What each input is: a leaf's number, a :class:`Captured` or a scalar's expression.
+    guards : list
+        What values of scalars the traced function asked for; see ``_scalar``.
+    """
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+        self.on_numpy = xp.__name__ in ("array_api_compat.numpy", "numpy")
+        self.inputs: list[_ir.Node] = []
+        self.sources: list[Any] = []
+        self.cells: list[Cell] = []  # of inputs that are arrays
+        self.guards: list[tuple] = []
+        self._captured: dict[int, Tracer] = {}
+        self._scalars: dict[tuple, _ir.Node] = {}
+
+    def __enter__(self) -> Trace:
+        self._before = _thread.trace
+        _thread.trace = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _thread.trace = self._before
+
+    def input(self, source: Any, dtype: Any, shape: tuple, strides: Any = None) -> Tracer:
+        """Add an input that is an array."""
+        node = self._new_input(source, dtype, shape)
+        cell = Cell(self, node, len(self.inputs) - 1, strides)
+        self.cells.append(cell)
+        return Tracer(cell)
+
+    def _new_input(self, source, dtype, shape):
+        node = _ir.input_node(len(self.inputs), dtype, shape)
+        self.inputs.append(node)
+        self.sources.append(source)
+        return node
+
+    def scalar(self, expression: str, dtype: np.dtype) -> _ir.Node:
+        """Return the input of no dimensions that holds a number computed on the host."""
+        key = expression, dtype
+        if key not in self._scalars:
+            self._scalars[key] = self._new_input(ScalarSource(expression, dtype), dtype, ())
+        return self._scalars[key]
+
+    def capture(self, array: Any, holder: Any = None) -> Tracer:
+        """Return the input for an array that the function found elsewhere than in its arguments.
+
+        ``holder`` is the Tensor whose ``data`` it is, if it is to be read from there.
+        """
+        found = self._captured.get(id(array))
+        if found is None:
+            on_gpu = _device.is_device_array(array)
+            if on_gpu is self.on_numpy:
+                raise TypeError(
+                    "arrays must all belong to one library, got numpy and cupy; move them with "
+                    "to_device"
+                )
+            source = Captured(array, holder)
+            found = self.input(source, array.dtype, array.shape, strides_of(array))
+            writable = on_gpu or array.flags.writeable
+            found._cell.is_readonly = not writable
+            self._captured[id(array)] = found
+        return found
+
+    def fresh(self, node: _ir.Node, strides: Any = "C") -> Tracer:
+        """Return a tracer of memory of its own that holds ``node``."""
+        return Tracer(Cell(self, node, strides=strides))
+
+
+class Captured:
+    """An input that is an array found in a closure, a module or the like."""
+
+    __slots__ = ("array", "holder")
+
+    def __init__(self, array, holder=None):
+        self.array = array
+        self.holder = holder
+
+
+class ScalarSource:
+    """An input that is a number: an expression of the scalar arguments, in a dtype."""
+
+    __slots__ = ("expression", "dtype")
+
+    def __init__(self, expression, dtype):
+        self.expression = expression
+        self.dtype = dtype
+
+
+def strides_of(array: Any) -> Any:
+    """Return ``"C"`` for a C-contiguous array, else its strides."""
+    if isinstance(array, np.generic):
+        return "C"
+    return "C" if array.flags.c_contiguous else tuple(array.strides)
+
+
+def _dummy(shape: tuple, dtype: np.dtype, strides: Any) -> np.ndarray:
+    """Make an array of no memory to speak of, whose elements must not be read."""
+    if strides == "C" or strides is None:
+        strides, step = [], dtype.itemsize
+        for n in reversed(shape):
+            strides.append(step)
+            step *= max(n, 1)
+        strides = tuple(reversed(strides))
+    return np.lib.stride_tricks.as_strided(np.empty((), dtype), shape, strides)
+
+
+# ------------------------------------------------------------------------------------- views
+
+
+class Index:
+    """A view by a basic index."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key):
+        self.key = key  # a tuple of ints, slices, None and one Ellipsis
+
+    def read(self, node):
+        starts, steps, lengths, shape = self._parts(node.shape)
+        return _ir.reshape(_ir.slice_node(node, starts, steps, lengths), shape)
+
+    def write(self, node, value):
+        starts, steps, lengths, _ = self._parts(node.shape)
+        return _ir.update(node, _ir.reshape(value, lengths), starts, steps)
+
+    def apply(self, array, xp):
+        return array[self.key]
+
+    def _parts(self, shape):
+        """Give starts, steps and lengths for each axis, and the shape of the result."""
+        n_axes = sum(k is not None and k is not Ellipsis for k in self.key)
+        starts, steps, lengths, out = [], [], [], []
+        axis = 0
+        for k in self.key:
+            if k is None:
+                out.append(1)
+            elif k is Ellipsis:
+                for _ in range(len(shape) - n_axes):
+                    starts.append(0)
+                    steps.append(1)
+                    lengths.append(shape[axis])
+                    out.append(shape[axis])
+                    axis += 1
+            elif isinstance(k, slice):
+                start, stop, step = k.indices(shape[axis])
+                length = len(range(start, stop, step))
+                starts.append(start if length else 0)
+                steps.append(step if length > 1 else 1)
+                lengths.append(length)
+                out.append(length)
+                axis += 1
+            else:
+                starts.append(k + shape[axis] if k < 0 else k)
+                steps.append(1)
+                lengths.append(1)
+                axis += 1
+        return starts, steps, lengths, tuple(out)
+
+
+class Permute:
+    """A view with the axes in another order."""
+
+    __slots__ = ("axes",)
+
+    def __init__(self, axes):
+        self.axes = tuple(axes)
+
+    def read(self, node):
+        return _ir.permute(node, self.axes)
+
+    def write(self, node, value):
+        back = tuple(self.axes.index(i) for i in range(len(self.axes)))
+        return _ir.permute(value, back)
+
+    def apply(self, array, xp):
+        return xp.permute_dims(array, self.axes)
+
+
+class Reshape:
+    """A view of another shape."""
+
+    __slots__ = ("shape",)
+
+    def __init__(self, shape):
+        self.shape = tuple(shape)
+
+    def read(self, node):
+        return _ir.reshape(node, self.shape)
+
+    def write(self, node, value):
+        return _ir.reshape(value, node.shape)
+
+    def apply(self, array, xp):
+        return xp.reshape(array, self.shape)
+
+
+class Broadcast(Reshape):
+    """A view that repeats axes; nothing can be written through it."""
+
+    __slots__ = ()
+
+    def read(self, node):
+        return _ir.broadcast(node, self.shape)
+
+    def write(self, node, value):
+        raise ValueError("assignment destination is read-only")
+
+    def apply(self, array, xp):
+        return xp.broadcast_to(array, self.shape)
+
+
+class Part:
+    """The real or imaginary part of a complex array."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name):
+        self.name = name
+
+    def read(self, node):
+        return _ir.map_node(self.name, node)
+
+    def write(self, node, value):
+        raise concretization(f"writing to the .{self.name} of an array")
+
+    def apply(self, array, xp):
+        return getattr(array, self.name)
+
+
+def _write(node, steps, value):
+    """Return ``node`` after ``value`` was written through a chain of views."""
+    if not steps:
+        return value
+    first, *rest = steps
+    return first.write(node, _write(first.read(node), rest, value))
+
+
+class Tracer:
+    """An array of a function that is being traced; its operators are attached elsewhere.
+
+    Attributes
+    ----------
+    node : Node
+        What it holds now.
+    shape, dtype
+        Those of NumPy.
+    """
+
+    __slots__ = ("_cell", "_steps", "_look", "shape", "dtype", "_known", "__weakref__")
+    __array_priority__ = 2000
+    __rtxarr_tracer__ = True  # see rtxarr._device
+    __hash__ = object.__hash__
+
+    def __init__(self, cell: Cell, steps: tuple = (), look: np.ndarray | None = None) -> None:
+        self._cell = cell
+        self._steps = steps
+        self._look = look  # a dummy of its shape, dtype and strides, made when asked for
+        self._known = (None, None)
+        node = self.node
+        self.shape = node.shape
+        self.dtype = node.dtype
+
+    @property
+    def node(self) -> _ir.Node:
+        base, found = self._known
+        node = self._cell.node
+        if base is node:
+            return found
+        for step in self._steps:
+            node = step.read(node)
+        self._known = self._cell.node, node
+        return node
+
+    @property
+    def look(self) -> np.ndarray:
+        if self._look is None:
+            base = self._cell.node
+            self._look = _dummy(base.shape, base.dtype, self._cell.strides)
+        return self._look
+
+    ndim = property(lambda self: len(self.shape))
+    size = property(lambda self: self.node.size)
+    itemsize = property(lambda self: self.dtype.itemsize)
+    nbytes = property(lambda self: self.size * self.dtype.itemsize)
+
+    @property
+    def device(self) -> Any:
+        """Where the arrays will be."""
+        return _device.device() if not self._cell.trace.on_numpy else _device.device("cpu")
+
+    # What owns its memory, as NumPy's arrays say it of views.
+    base = property(lambda self: self._cell)
+    strides = property(lambda self: self.look.strides)
+
+    def view_by(self, step: Any, look: np.ndarray) -> Tracer:
+        """Return a view through one more step."""
+        return Tracer(self._cell, (*self._steps, step), look)
+
+    def write(self, node: _ir.Node) -> None:
+        """Replace the contents; ``node`` has this shape and dtype."""
+        cell = self._cell
+        if cell.trace is not current():
+            raise RuntimeError("an array of a traced function was used after the trace had ended")
+        cell.write(_write(cell.node, self._steps, node))
+
+    def snapshot(self) -> Tracer:
+        """Return a copy: memory of its own with what this holds now."""
+        return current().fresh(self.node)
+
+    # ------------------------------------------------------------- views of the standard's kinds
+
+    def reshaped(self, shape: Sequence[int]) -> Tracer:
+        """Return a view of another shape, or a copy where NumPy makes one."""
+        shape = tuple(shape)
+        if shape == self.shape:
+            return self.view_by(Reshape(shape), self.look)
+        node = _ir.reshape(self.node, shape)
+        squeezed = [n for n in self.shape if n != 1]
+        if self._cell.strides is None and squeezed != [n for n in shape if n != 1]:
+            # Whether NumPy copies is not known here; only a write would tell.
+            copy = current().fresh(node, None)
+            copy._cell.shared.add(self._cell)
+            self._cell.shared.add(copy._cell)
+            return copy
+        try:
+            look = np.reshape(self.look, shape, copy=False)
+        except ValueError:
+            return current().fresh(node)
+        return self.view_by(Reshape(shape), look)
+
+    def permuted(self, axes: Sequence[int]) -> Tracer:
+        """Return a view with the axes in another order."""
+        return self.view_by(Permute(axes), self.look.transpose(axes))
+
+    def broadcasted(self, shape: Sequence[int]) -> Tracer:
+        """Return a view that repeats axes of length one."""
+        return self.view_by(Broadcast(shape), np.broadcast_to(self.look, shape))
+
+    def indexed(self, key: tuple) -> Tracer:
+        """Return a view by a basic index; a copy where NumPy gives a scalar."""
+        if Ellipsis in key:
+            look = self.look[key]
+        else:
+            look = self.look[(*key, Ellipsis)]
+            if look.ndim == 0 and self._cell.trace.on_numpy:
+                return self.view_by(Index(key), look).snapshot()
+            key = (*key, Ellipsis)
+        return self.view_by(Index(key), look)
+
+    def part(self, name: str) -> Tracer:
+        """Return the real or imaginary part, a view of a complex array."""
+        return self.view_by(Part(name), getattr(self.look, name))
+
+
+def replay(steps: Sequence[Any], array: Any, xp: Any) -> Any:
+    """Return the view of a real array that a tracer was of its cell."""
+    for step in steps:
+        array = step.apply(array, xp)
+    return array
+
+
+__all__ = [
+    "Broadcast",
+    "Captured",
+    "Cell",
+    "Concretization",
+    "Index",
+    "Permute",
+    "Reshape",
+    "ScalarSource",
+    "Trace",
+    "Tracer",
+    "concretization",
+    "current",
+    "is_tracing",
+    "replay",
+    "strides_of",
+    "where_called",
+]

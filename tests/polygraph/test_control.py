@@ -1,0 +1,115 @@
+"""Branches and loops: on arrays, in programs, and what they refuse."""
+
+import array_api_compat.numpy as xp
+import numpy as np
+import pytest
+
+import rtxarr as rx
+from rtxarr.polygraph import _interpret
+from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._control import cond, scan, while_loop
+from rtxarr.polygraph._program import Program
+from rtxarr.polygraph._trace import Trace
+from rtxarr.testing import assert_close
+
+from .test_program import Reference
+
+
+def traced(function, *arrays):
+    """Give what a function gives on arrays, by a program and by the interpreter."""
+    with Trace(xp) as trace:
+        inputs = [trace.input(i, a.dtype, a.shape, a.strides) for i, a in enumerate(arrays)]
+        out = function(*inputs)
+        outs = out if isinstance(out, tuple) else (out,)
+        graph = ir.Graph(trace.inputs, [o.node for o in outs])
+    got = Program(graph, Reference())(*arrays)
+    for a, b in zip(got, _interpret.run(graph, arrays, np), strict=True):
+        assert_close(a, b)
+    return got[0] if len(got) == 1 else tuple(got)
+
+
+def halve_if_large(x):
+    return cond(rx.sum(x) > 2, lambda x: x / 2, lambda x: x * 3, x)
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], [0.5, 0.5]])
+def test_a_branch_is_chosen_as_the_program_runs(values):
+    x = np.array(values)
+    assert_close(traced(halve_if_large, x), halve_if_large(x))
+
+
+def test_both_branches_belong_to_one_program():
+    with Trace(xp) as trace:
+        out = halve_if_large(trace.input(0, np.dtype("f8"), (2,), (8,)))
+        graph = ir.Graph(trace.inputs, [out.node])
+    program = Program(graph, Reference())
+    for x in (np.array([1.0, 2.0]), np.array([0.5, 0.5])):
+        assert_close(program(x)[0], halve_if_large(x))
+    assert len(program.parts) == 2
+
+
+def test_a_branch_uses_what_is_around_it():
+    def f(x, y):
+        z = rx.exp(y)
+        return cond(x[0] > 0, lambda x: x + z, lambda x: z, x)
+
+    for first in (1.0, -1.0):
+        x, y = np.array([first, 2.0]), np.array([0.5, 0.25])
+        assert_close(traced(f, x, y), f(x, y))
+
+
+def test_branches_give_containers():
+    def f(x):
+        out = cond(x[0] > 0, lambda x: {"a": x, "b": (x[0],)}, lambda x: {"a": -x, "b": (x[1],)}, x)
+        return out["a"], out["b"][0]
+
+    x = np.array([-1.0, 2.0])
+    a, b = traced(f, x)
+    assert_close(a, -x)
+    assert_close(b, x[1])
+
+
+def test_branches_of_other_shapes_are_refused():
+    with pytest.raises(TypeError, match="then and otherwise must give the same structure"):
+        traced(lambda x: cond(x[0] > 0, lambda x: x, lambda x: x[:1], x), np.ones(2))
+
+
+def test_a_branch_that_needs_a_gradient_is_selected():
+    def f(x):
+        return rx.grad(lambda x: rx.sum(cond(x[0] > 0, lambda x: x * x, lambda x: 3 * x, x)))(x)
+
+    with Trace(xp) as trace:
+        out = f(trace.input(0, np.dtype("f8"), (2,), (8,)))
+        graph = ir.Graph(trace.inputs, [out.node])
+    for x in (np.array([1.0, 2.0]), np.array([-1.0, 2.0])):
+        assert_close(_interpret.run(graph, [x], np)[0], f(x))
+
+
+def test_a_loop_runs_as_often_as_its_values_ask():
+    def f(x, factor):
+        def body(state):
+            n, x = state
+            return n + 1, x * factor
+
+        return while_loop(lambda state: rx.max(state[1]) < 100, body, (rx.asarray(0), x))
+
+    x, factor = np.array([1.0, 2.0]), np.array(3.0)
+    n, y = traced(f, x, factor)
+    assert n == 4
+    assert_close(y, np.array([81.0, 162.0]))
+
+
+def test_a_loop_on_arrays_checks_its_state():
+    with pytest.raises(TypeError, match="body must give what it gets"):
+        while_loop(lambda x: True, lambda x: x[:1], np.ones(2))
+
+
+def test_a_scan_has_a_gradient():
+    def f(x):
+        return scan(lambda s, x: (s * x, s), rx.asarray(1.0, device="cpu"), x)[0]
+
+    x = np.array([2.0, 3.0, 4.0])
+    assert_close(rx.grad(f)(x), np.array([12.0, 8.0, 6.0]))
+    state, seen = scan(lambda s, x: (s + x, s), np.array(0.0), x)
+    assert_close(seen, np.array([0.0, 2.0, 5.0]))
+    assert state == 9
