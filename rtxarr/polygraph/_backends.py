@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from rtxarr.polygraph import _interpret
 from rtxarr.polygraph._ir import Graph
+from rtxarr.polygraph._program import Program
 from rtxarr.polygraph._trace import Trace
 
 
@@ -20,6 +22,36 @@ class Interpreted:
         return _interpret.run(self.graph, inputs, self._xp)
 
 
+@functools.cache
+def default_backend(on_numpy: bool, mode: str) -> Any:
+    """Return the back end of the arrays' library."""
+    if on_numpy:
+        from rtxarr.polygraph._cpu_backend import CpuBackend
+
+        return CpuBackend(mode)
+    from rtxarr.polygraph._cuda_backend import CudaBackend
+
+    return CudaBackend(mode)
+
+
 def program_for(fused: Any, trace: Trace, graph: Graph) -> Any:
     """Return what runs a graph: takes its inputs, gives its outputs."""
-    return Interpreted(graph, trace.xp)
+    strides = _strides(trace)
+    if fused.backend == "interpreter" or strides is None:
+        return Interpreted(graph, trace.xp)
+    backend = fused.backend or default_backend(trace.on_numpy, fused.mode)
+    return Program(graph, backend, strides=strides)
+
+
+def _strides(trace: Trace) -> list[Any] | None:
+    """Return the strides of each input in elements (None: contiguous), if they are whole numbers."""
+    found: list[Any] = [None] * len(trace.inputs)
+    for cell in trace.cells:
+        node = trace.inputs[cell.number]
+        if not node.dtype.isnative:
+            return None
+        if cell.strides != "C":
+            if any(s % node.dtype.itemsize for s in cell.strides):
+                return None
+            found[cell.number] = tuple(s // node.dtype.itemsize for s in cell.strides)
+    return found

@@ -52,7 +52,7 @@ _CUDA = f"""
 #define F32_OF_BITS(a) __int_as_float((int)(a))
 #define BITS_OF_F64(a) ((u64)__double_as_longlong(a))
 #define F64_OF_BITS(a) __longlong_as_double((i64)(a))
-#define MAGNITUDE(a) ((a) < 0 ? -(a) : (a))
+#define MAGNITUDE(a) ((a) < 0 ? -(a) : (a) + 0)
 {_TYPES}{_HALVES}{_COMPLEX}
 """.replace("\n\n", "\n")
 _CUDA_HALVES = """
@@ -81,7 +81,7 @@ _HIP = f"""
 #define F32_OF_BITS(a) __int_as_float((int)(a))
 #define BITS_OF_F64(a) ((u64)__double_as_longlong(a))
 #define F64_OF_BITS(a) __longlong_as_double((i64)(a))
-#define MAGNITUDE(a) ((a) < 0 ? -(a) : (a))
+#define MAGNITUDE(a) ((a) < 0 ? -(a) : (a) + 0)
 {_TYPES}{_HALVES}{_COMPLEX}
 """.replace("\n\n", "\n")
 _HIP_HALVES = f"""
@@ -108,7 +108,7 @@ using namespace metal;
 #define HIGH_PRODUCT(a, b) mulhi(a, b)
 #define BITS_OF_F32(a) as_type<u32>(a)
 #define F32_OF_BITS(a) as_type<f32>((u32)(a))
-#define MAGNITUDE(a) ((a) < 0 ? -(a) : (a))
+#define MAGNITUDE(a) ((a) < 0 ? -(a) : (a) + 0)
 typedef char i8;
 typedef uchar u8;
 typedef short i16;

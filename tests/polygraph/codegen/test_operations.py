@@ -42,7 +42,7 @@ def values(dtype, seed):
     else:
         special = [0.0, -0.0, 1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 1e-4, 3]
         x = (rng.standard_normal(N) * 2.0 ** rng.integers(-6, 7, N)).astype(dtype)
-    x[: N // 2] = rng.choice(np.asarray(special).astype(dtype), N // 2)
+    x[: N // 2] = rng.choice(np.array(special, dtype), N // 2)
     return x
 
 
