@@ -58,7 +58,9 @@ _CUDA = f"""
 _CUDA_HALVES = """
 #ifndef EMULATED
 FUNCTION u16 half_bits(f32 a) { u16 b; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(b) : "f"(a)); return b; }
-FUNCTION u16 half_bits_d(f64 a) { u16 b; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(b) : "d"(a)); return b; }
+FUNCTION u16 half_bits_d(f64 a) {
+  u16 b; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(b) : "d"(a)); return b;
+}
 FUNCTION f32 half_value(u16 b) { f32 a; asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(b)); return a; }
 FUNCTION u16 bfloat_bits(f32 a) {
   u16 b; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(b) : "f"(a)); return b;

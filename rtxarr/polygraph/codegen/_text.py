@@ -202,9 +202,7 @@ class Texts:
         if s.op == "scalar":
             return f"#value({s.args[0]})"
         if s.op == "index":
-            dtype = s.dtype
-            text = ops.cast_text(f"({self.expr(s.args[0])})", np.dtype(np.int64), dtype)
-            return text
+            return ops.cast_text(f"({self.expr(s.args[0])})", np.dtype(np.int64), s.dtype)
         if s.op == "in_range":
             place, low, high = s.args
             at = self.expr(place)

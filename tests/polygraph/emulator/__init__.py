@@ -1,9 +1,9 @@
 """Generated CUDA text run on the CPU: the back end that tests run fused programs on.
 
-``g++`` compiles the very text that a GPU would get. Each thread of a block is a fibre; shared memory
-starts as NaN, arrays lie before (or after) pages that may not be touched, and a scheduler with a
-seed runs one warp far ahead of the others, so that a missing barrier or an index out of range does
-not stay unseen.
+``g++`` compiles the very text that a GPU would get. Each thread of a block is a fibre; shared
+memory starts as NaN, arrays lie before (or after) pages that may not be touched, and a scheduler
+with a seed runs one warp far ahead of the others, so that a missing barrier or an index out of
+range does not stay unseen.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ _lock = threading.RLock()
 
 @functools.cache
 def _folder():
-    """Where compiled text is kept: one folder for this version of the emulator, shared by processes."""
+    """Where compiled text is kept, by all processes with this version of the emulator."""
     sources = b"".join((HERE / name).read_bytes() for name in ("gpu.h", "fibres.cpp"))
     version = hashlib.sha256(sources).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"rtxarr-emulator-{os.getuid()}-{version}"
