@@ -80,9 +80,11 @@ _LAZY = (
     "memory",
     "nn",
     "optim",
+    "polygraph",
     "random",
     "testing",
 )
+_FROM_POLYGRAPH = ("fuse",)
 
 __all__ = [
     "Device",
@@ -140,6 +142,7 @@ __all__ = [
     "vjp",
     *ops.__all__,
     *_LAZY,
+    *_FROM_POLYGRAPH,
 ]
 
 
@@ -153,8 +156,10 @@ look_up_holders(_who_holds)  # for the message when a GPU has no room
 def __getattr__(name):
     if name in _LAZY:
         return importlib.import_module(f"rtxarr.{name}")
+    if name in _FROM_POLYGRAPH:
+        return getattr(importlib.import_module("rtxarr.polygraph"), name)
     raise no_attribute(__name__, name)
 
 
 def __dir__():
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, *_FROM_POLYGRAPH})

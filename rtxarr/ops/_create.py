@@ -2,6 +2,7 @@
 
 from rtxarr import _device
 from rtxarr._out_of_memory import explains_out_of_memory
+from rtxarr.autograd._mode import TRACED, state
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.ops._elementwise import astype
@@ -48,6 +49,9 @@ def _numeric(name, device, shape, *args, dtype):
 @explains_out_of_memory
 def _create(name, device, *args, **options):
     """Call the creation function ``name`` of the namespace of ``device`` (None: the current)."""
+    if state.mode & TRACED:
+        xp = state.tracing.namespace_at(device)
+        return getattr(xp, name)(*args, **options)
     if device is None:
         return getattr(_device.namespace(), name)(*args, **options)
     with _device.device(device):

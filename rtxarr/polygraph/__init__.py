@@ -1,1 +1,33 @@
-"""polygraph: one IR that fuses array code into kernels."""
+"""polygraph: one IR that fuses array code into kernels.
+
+A function of arrays is run once on tracers (``_trace``), which note what it does as a graph
+(``_ir``); passes rewrite the graph, and a program of kernels is made of it.
+"""
+
+import importlib
+from typing import Any
+
+from rtxarr.polygraph import _methods  # noqa: F401  (gives tracers their methods)
+
+# Public names, loaded on first use, and where they are.
+_WHERE = {
+    "Fused": "_fuse",
+    "cond": "_control",
+    "fuse": "_fuse",
+    "scan": "_control",
+    "while_loop": "_control",
+}
+
+__all__ = ["Fused", "cond", "fuse", "scan", "while_loop"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        found = getattr(importlib.import_module(f"rtxarr.polygraph.{_WHERE[name]}"), name)
+        globals()[name] = found
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

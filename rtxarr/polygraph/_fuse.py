@@ -181,8 +181,9 @@ class Fused:
         first = not self.reasons
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
         if first:
+            name = getattr(self, "__name__", "a function")
             warnings.warn(
-                f"{getattr(self, '__name__', 'a function')}() is not fused: {reason}; it runs as it is",
+                f"{name}() is not fused: {reason}; it runs as it is",
                 RuntimeWarning,
                 stacklevel=5,
             )

@@ -121,7 +121,7 @@ class Surroundings:
             return f if inner is f.__func__ else types.MethodType(inner, f.__self__)
         if not isinstance(f, types.FunctionType):
             names: tuple = ()
-            call = getattr(type(f), "__call__", None)
+            call = type(f).__call__
             if isinstance(call, types.FunctionType):
                 names = _names(call.__code__)
                 if not _of_library(call.__module__):

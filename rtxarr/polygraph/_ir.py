@@ -21,7 +21,7 @@ segment          segment_reduce, spread               (op,), ()
 product          matmul                               ()
 transform        fft, ifft, rfft, irfft               (axis, length, norm)
 call             call, item                           (function, options), (number,)
-control          cond, while_loop, item               graphs, (number,)
+control          cond, while_loop, scan, item         graphs, numbers; (number,)
 ===============  ===================================  =============================================
 
 ``spread`` and ``segment_reduce`` take the row pointers of a CSR matrix: ``spread(x, indptr)`` gives
@@ -67,7 +67,7 @@ REDUCES = frozenset(("sum", "prod", "max", "min", "any", "all", "argmax", "argmi
 SCANS = frozenset(("cumulative_sum", "cumulative_prod"))
 VIEWS = frozenset(("reshape", "broadcast", "permute", "slice"))
 SEGMENTS = frozenset(("sum", "mean", "max", "min"))
-CONTROL = frozenset(("cond", "while_loop"))
+CONTROL = frozenset(("cond", "while_loop", "scan"))
 TRANSFORMS = frozenset(("fft", "ifft", "rfft", "irfft"))
 
 
@@ -314,7 +314,24 @@ def call(
     ``results`` has (dtype, shape) for each array of the tuple that it gives. ``options`` are
     hashable (name, value) pairs.
     """
-    whole = make("call", src, (function, options, tuple(results)), None, ())
+    return _items(make("call", src, (function, options, tuple(results)), None, ()), results)
+
+
+def control(
+    op: str, src: Sequence[Node], attrs: Sequence[Any], results: Sequence[tuple]
+) -> tuple[Node, ...]:
+    """Return what a branch or loop gives: (dtype, shape) of each are ``results``.
+
+    ``cond`` takes its test, of shape (), and the inputs of both graphs in ``attrs``. ``while_loop``
+    takes those of the graphs of its test and its body, of which the state comes first. ``scan`` has
+    the body's graph, how many of its inputs are the state and how many a step's inputs, and the
+    number of steps; it takes the state, arrays with a row for each step, and what is the same in
+    all steps. Into the body's remaining inputs a step writes its outputs.
+    """
+    return _items(make(op, src, tuple(attrs), None, ()), results)
+
+
+def _items(whole: Node, results: Sequence[tuple]) -> tuple[Node, ...]:
     return tuple(
         make("item", (whole,), (i,), dtype, tuple(shape))
         for i, (dtype, shape) in enumerate(results)

@@ -18,8 +18,8 @@ def matmul(x1, x2, /):
         raise ValueError("matmul: operands must have at least one dimension, got a scalar")
     if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
         raise ValueError(
-            f"matmul: the last axis of x1 must match the second-to-last of x2, got shapes {a.shape} "
-            f"and {b.shape}"
+            "matmul: the last axis of x1 must match the second-to-last of x2, got shapes "
+            f"{a.shape} and {b.shape}"
         )
     dtype = where_dtype(a.dtype, b.dtype)
     left, right = cast_node(a.node, dtype), cast_node(b.node, dtype)

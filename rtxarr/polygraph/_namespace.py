@@ -201,9 +201,8 @@ def clip(x, /, min=None, max=None):
             continue
         if type(bound) is int and x.dtype.kind in "iu":
             limits = np.iinfo(x.dtype)
-            if not limits.min <= bound <= limits.max:
-                if (bound < limits.min) is (test is np.less):
-                    continue  # nothing is beyond it
+            if bound < limits.min if test is np.less else bound > limits.max:
+                continue  # nothing is beyond it
         limit = as_array(bound)
         beyond = elementwise(
             np.logical_or, elementwise(test, x, bound), elementwise(np.isnan, limit)
@@ -664,8 +663,10 @@ def _refused(name: str) -> Any:
     return function
 
 
-for _refused_name in ("unique_all", "unique_counts", "unique_inverse", "unique_values"):
-    globals()[_refused_name] = _refused(_refused_name)
+unique_all = _refused("unique_all")
+unique_counts = _refused("unique_counts")
+unique_inverse = _refused("unique_inverse")
+unique_values = _refused("unique_values")
 
 __all__ = [
     *_UFUNCS,

@@ -12,7 +12,7 @@ from rtxarr.autograd import Tensor
 from rtxarr.autograd._mode import TRACED, state
 from rtxarr.autograd._tape import Leaf, make_tensor
 from rtxarr.autograd._tree import flatten, unflatten
-from rtxarr.polygraph import _ir, _methods  # noqa: F401  (gives Tracer its methods)
+from rtxarr.polygraph import _ir, _namespace
 from rtxarr.polygraph._guards import Surroundings
 from rtxarr.polygraph._scalar import Scalar
 from rtxarr.polygraph._trace import (
@@ -155,6 +155,13 @@ class Recording:
     def stand_in(self, x: Tensor, tensor: Tensor) -> None:
         """Let ``tensor`` stand for a Tensor that the function finds elsewhere."""
         self._lifted[id(x)] = x, tensor
+
+    def namespace_at(self, device: Any) -> Any:
+        """Return what makes new arrays on a device (None: the current) for the function."""
+        place = _device.device() if device is None else _device.device(device)
+        if (place.kind == "cpu") is not self.trace.on_numpy:
+            raise Concretization(f"it makes an array on {place}, where its arguments are not")
+        return _namespace
 
     # ------------------------------------------------------------------------------- results
 

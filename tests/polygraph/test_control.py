@@ -9,7 +9,7 @@ from rtxarr.polygraph import _interpret
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._control import cond, scan, while_loop
 from rtxarr.polygraph._program import Program
-from rtxarr.polygraph._trace import Trace
+from rtxarr.polygraph._trace import Captured, Trace
 from rtxarr.testing import assert_close
 
 from .test_program import Reference
@@ -22,6 +22,7 @@ def traced(function, *arrays):
         out = function(*inputs)
         outs = out if isinstance(out, tuple) else (out,)
         graph = ir.Graph(trace.inputs, [o.node for o in outs])
+        arrays += tuple(s.array for s in trace.sources if isinstance(s, Captured))
     got = Program(graph, Reference())(*arrays)
     for a, b in zip(got, _interpret.run(graph, arrays, np), strict=True):
         assert_close(a, b)
