@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr.autograd._tape import Tensor, raw
+from rtxarr.autograd._tape import Tensor, make_tensor, raw
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._ir import Graph, Node
 from rtxarr.polygraph._trace import Tracer, current, is_tracing
 
 __all__ = ["cond", "scan", "while_loop"]
+
+MOST_UNROLLED = 8  # steps of a traced scan that become nodes of the graph they are in
 
 
 def cond(pred: Any, then: Callable, otherwise: Callable, *operands: Any) -> Any:
@@ -57,8 +59,8 @@ def cond(pred: Any, then: Callable, otherwise: Callable, *operands: Any) -> Any:
     if any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
         return _select(test, then(*operands), otherwise(*operands))
     outside = _nodes(leaves)
-    first = _Branch(then, structure, outside)
-    second = _Branch(otherwise, structure, outside)
+    first = _Branch(then, structure, leaves, outside)
+    second = _Branch(otherwise, structure, leaves, outside)
     if first.signature != second.signature or first.structure != second.structure:
         raise TypeError(
             f"then and otherwise must give the same structure, dtypes and shapes, got "
@@ -68,7 +70,7 @@ def cond(pred: Any, then: Callable, otherwise: Callable, *operands: Any) -> Any:
     graphs = first.graph(free), second.graph(free)
     test_node = ir.reshape(ir.cast(test.node, bool), ())
     results = ir.control("cond", (test_node, *outside, *free), graphs, first.signature)
-    return _wrap(first.structure, results)
+    return first.wrapped(results)
 
 
 def _select(test, a, b):
@@ -118,7 +120,7 @@ def while_loop(go_on: Callable, body: Callable, state: Any) -> Any:
             "stop_gradient"
         )
     outside = _nodes(leaves)
-    test, step = _Branch(go_on, structure, outside), _Branch(body, structure, outside)
+    test, step = (_Branch(f, structure, leaves, outside) for f in (go_on, body))
     signature = tuple((n.dtype, n.shape) for n in outside)
     if step.signature != signature or (step.structure,) != structure[2]:
         raise TypeError(f"body must give what it gets, {signature}, got {step.signature}")
@@ -128,7 +130,7 @@ def while_loop(go_on: Callable, body: Callable, state: Any) -> Any:
     free = list(dict.fromkeys((*test.free, *step.free)))
     graphs = test.graph(free), step.graph(free)
     results = ir.control("while_loop", (*outside, *free), graphs, signature)
-    return _wrap(step.structure, results)
+    return step.wrapped(results)
 
 
 def _plain_loop(go_on, body, state):
@@ -172,8 +174,6 @@ def scan(body: Callable, state: Any, inputs: Any = None, *, length: int | None =
     >>> sums
     array([1., 3., 6.])
     """
-    from rtxarr.ops import stack
-
     leaves, structure = flatten((inputs,) if inputs is not None else ())
     lengths = {x.shape[0] for x in leaves} | ({length} if length is not None else set())
     if len(lengths) != 1:
@@ -181,6 +181,16 @@ def scan(body: Callable, state: Any, inputs: Any = None, *, length: int | None =
     (n_steps,) = lengths
     if n_steps < 1:
         raise ValueError("scan needs one step or more, got 0")
+    carried = flatten((state,))[0]
+    tracked = any(isinstance(x, Tensor) and x.requires_grad for x in (*carried, *leaves))
+    if n_steps > MOST_UNROLLED and _traced((*carried, *leaves)) and not tracked:
+        return _scan_node(body, (state,) if inputs is None else (state, inputs), n_steps)
+    return _unrolled(body, state, leaves, structure, n_steps)
+
+
+def _unrolled(body, state, leaves, structure, n_steps):
+    from rtxarr.ops import stack
+
     outs = []
     for i in range(n_steps):
         (x,) = unflatten(structure, [leaf[i] for leaf in leaves]) if leaves else (None,)
@@ -191,31 +201,76 @@ def scan(body: Callable, state: Any, inputs: Any = None, *, length: int | None =
     return state, outputs
 
 
+def _scan_node(body, tree, n_steps):
+    """Make one node of all steps; ``tree`` holds the state and, if there are any, the inputs."""
+    leaves, structure = flatten(tree)
+    n_state = len(flatten((tree[0],))[0])
+    nodes = _nodes(leaves)
+    rows = [_first_row(n) for n in nodes[n_state:]]
+    step = _Branch(
+        lambda state, x=None: body(state, x), structure, leaves, (*nodes[:n_state], *rows)
+    )
+    kind, _, parts = step.structure or (None, None, ())
+    if kind is not tuple or len(parts) != 2:
+        raise TypeError("body must give two things, the state and an output")
+    if parts[0] != structure[2][0] or step.signature[:n_state] != tuple(
+        (n.dtype, n.shape) for n in nodes[:n_state]
+    ):
+        raise TypeError(f"body must give a state like the one it gets, got {step.signature}")
+    graph = step.graph(step.free)
+    outs = graph.outputs[n_state:]
+    n_inputs = len(graph.inputs)
+    slots = [ir.input_node(n_inputs + i, n.dtype, n.shape) for i, n in enumerate(outs)]
+    updates = [(n_inputs + i, n) for i, n in enumerate(outs)]
+    graph = Graph((*graph.inputs, *slots), graph.outputs[:n_state], updates)
+    results = [*step.signature[:n_state]]
+    results += [(n.dtype, (n_steps, *n.shape)) for n in outs]
+    attrs = graph, n_state, len(rows), n_steps
+    return step.wrapped(ir.control("scan", (*nodes, *step.free), attrs, results))
+
+
+def _first_row(node: Node) -> Node:
+    zeros, ones = (0,) * node.ndim, (1,) * node.ndim
+    row = ir.slice_node(node, zeros, ones, (1, *node.shape[1:]))
+    return ir.reshape(row, node.shape[1:])
+
+
 # ---------------------------------------------------------------------------- parts of a trace
 
 
 class _Branch:
-    """A function traced on placeholders for its operands.
+    """A function traced on placeholders: those of ``leaves`` whose nodes are ``outside``.
 
     ``free`` are the nodes from outside that it uses.
     """
 
-    def __init__(self, function: Callable, structure: Any, outside: Sequence[Node]) -> None:
+    def __init__(
+        self, function: Callable, structure: Any, leaves: Sequence, outside: Sequence[Node]
+    ) -> None:
         self.places = [
             ir.make("input", (), (("operand", i),), n.dtype, n.shape) for i, n in enumerate(outside)
         ]
         trace = current()
         before = [cell.is_written for cell in trace.cells]
-        out = function(*unflatten(structure, [trace.fresh(p) for p in self.places]))
+        arrays = map(trace.fresh, self.places)
+        given = [_as_tensor(a, isinstance(x, Tensor)) for a, x in zip(arrays, leaves, strict=True)]
+        found, self.structure = flatten(function(*unflatten(structure, given)))
         if [cell.is_written for cell in trace.cells][: len(before)] != before:
-            raise TypeError("a function of cond or while_loop must not write into outer arrays")
-        leaves, self.structure = flatten(out)
-        self.nodes = _nodes(leaves)
+            raise TypeError("a function of a branch or loop must not write into outer arrays")
+        self.nodes = _nodes(found)
+        self.tensors = [isinstance(x, Tensor) for x in found]
         self.free = self._free()
 
     @property
     def signature(self) -> tuple:
         return tuple((n.dtype, n.shape) for n in self.nodes)
+
+    def wrapped(self, nodes: Sequence[Node]) -> Any:
+        """Return arrays and tensors that hold ``nodes`` as the function returned its own."""
+        arrays = map(current().fresh, nodes)
+        return unflatten(
+            self.structure, [_as_tensor(a, t) for a, t in zip(arrays, self.tensors, strict=True)]
+        )
 
     def _free(self) -> list[Node]:
         """Return the nodes that depend on no operand and are used by nodes that do, or given."""
@@ -259,5 +314,5 @@ def _nodes(leaves: Iterable[Any]) -> list[Node]:
     return [(x if isinstance(x, Tracer) else xp.asarray(x)).node for x in map(raw, leaves)]
 
 
-def _wrap(structure: Any, nodes: Sequence[Node]) -> Any:
-    return unflatten(structure, [current().fresh(n) for n in nodes])
+def _as_tensor(array: Any, wanted: bool) -> Any:
+    return make_tensor(array, None, 0, None) if wanted else array

@@ -274,6 +274,22 @@ def _while_loop(xp, node, *operands):
     return tuple(state)
 
 
+def _scan_rows(xp, node, *operands):
+    body, n_state, n_inputs, n_steps = node.attrs
+    outs = [xp.empty((n_steps, *n.shape), dtype=n.dtype) for n in body.inputs[len(operands) :]]
+    return scan_rows(lambda *xs: run(body, xs, xp), operands, outs, n_state, n_inputs)
+
+
+def scan_rows(step, operands, outs, n_state, n_inputs):
+    """Call ``step`` on the state, rows of inputs, what stays, and rows of ``outs`` to fill."""
+    state, inputs = operands[:n_state], operands[n_state : n_state + n_inputs]
+    rest = operands[n_state + n_inputs :]
+    for i in range((*inputs, *outs)[0].shape[0]):
+        rows = (x[i, ...] for x in inputs), (out[i, ...] for out in outs)
+        state = step(*state, *rows[0], *rest, *rows[1])
+    return (*state, *outs)
+
+
 _RULES: dict[str, Callable] = {
     **dict.fromkeys(MAPS, _map),
     **dict.fromkeys(REDUCES, _reduce),
@@ -301,6 +317,7 @@ _RULES: dict[str, Callable] = {
     "call": _call,
     "cond": _cond,
     "while_loop": _while_loop,
+    "scan": _scan_rows,
     "item": _item,
 }
 

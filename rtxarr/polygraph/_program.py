@@ -143,8 +143,9 @@ class Program:
 
     def _control_step(self, node: Node) -> Callable:
         """Return what runs a branch or loop; each of its graphs becomes a program."""
-        first, second = (Program(graph, self.backend) for graph in node.attrs)
-        self.parts += [first, second]
+        parts = [Program(a, self.backend) for a in node.attrs if isinstance(a, Graph)]
+        self.parts += parts
+        first, second = parts[0], parts[-1]
 
         def branch(test, *operands):
             return first(*operands) if bool(test) else second(*operands)
@@ -155,8 +156,18 @@ class Program:
                 state = second(*state, *rest)
             return state
 
-        n_state = len(node.attrs[1].outputs)
-        return branch if node.op == "cond" else loop
+        def steps(*operands):
+            slots = first.graph.inputs[len(operands) :]
+            outs = [self.backend.empty((n_steps, *n.shape), n.dtype) for n in slots]
+            return _interpret.scan_rows(first, operands, outs, n_state, n_inputs)
+
+        if node.op == "cond":
+            return branch
+        if node.op == "while_loop":
+            n_state = len(second.graph.outputs)
+            return loop
+        _, n_state, n_inputs, n_steps = node.attrs
+        return steps
 
     def _write(self) -> str:
         """Return the program's text; what it refers to is put into ``_values``."""

@@ -114,3 +114,51 @@ def test_a_scan_has_a_gradient():
     state, seen = scan(lambda s, x: (s + x, s), np.array(0.0), x)
     assert_close(seen, np.array([0.0, 2.0, 5.0]))
     assert state == 9
+
+
+def test_a_long_scan_is_one_node():
+    def f(x, y):
+        def body(state, x):
+            total, n = state
+            total = rx.tanh(total + x["a"] * y)
+            return (total, n + 1), {"total": total, "n": n, "two": (x["b"], 2 * x["b"])}
+
+        state = rx.zeros_like(x[0]), rx.asarray(0, device="cpu")
+        (total, n), seen = scan(body, state, {"a": x, "b": x[:, 0]})
+        return total, n, seen["total"], seen["n"], *seen["two"]
+
+    x, y = np.random.default_rng(0).standard_normal((20, 3)), np.array([0.5, 1.0, 2.0])
+    for got, want in zip(traced(f, x, y), f(x, y), strict=True):
+        assert_close(got, want)
+    with Trace(xp) as trace:
+        out = f(*(trace.input(i, a.dtype, a.shape, a.strides) for i, a in enumerate((x, y))))
+        graph = ir.Graph(trace.inputs, [o.node for o in out])
+    assert [n.op for n in graph.nodes()].count("scan") == 1
+    assert [n.op for n in graph.nodes()].count("tanh") == 0
+
+
+def test_a_scan_without_inputs():
+    def f(x):
+        return scan(lambda s, _: (s * 0.5, rx.sum(s)), x, length=12)
+
+    x = np.array([1.0, 2.0])
+    got = traced(lambda x: (f(x)[0], f(x)[1]), x)
+    for a, b in zip(got, f(x), strict=True):
+        assert_close(a, b)
+
+
+def test_a_scan_that_changes_its_state_is_refused():
+    with pytest.raises(TypeError, match="a state like the one it gets"):
+        traced(lambda x: scan(lambda s, _: (s[:1], s), x, length=12)[0], np.ones(2))
+
+
+def test_tensors_stay_tensors_in_branches():
+    @rx.fuse
+    def f(x):
+        return cond(x[0] > 0, lambda x: x + 1, lambda x: x - 1, x)
+
+    for first in (1.0, -1.0):
+        x = rx.Tensor(np.array([first, 2.0]))
+        got = f(x)
+        assert isinstance(got, rx.Tensor)
+        assert_close(got.data, (x + first).data)
