@@ -273,14 +273,20 @@ class _Branch:
         )
 
     def _free(self) -> list[Node]:
-        """Return the nodes that depend on no operand and are used by nodes that do, or given."""
-        inside = set()
-        for node in ir.topological(self.nodes):
-            if node in self.places or any(s in inside for s in node.src):
-                inside.add(node)
+        """Return the nodes that depend on no operand and are used by nodes that do, or given.
+
+        What comes of numbers alone is not among them: it is made inside.
+        """
         order = ir.topological(self.nodes)
-        used = [s for n in order if n in inside for s in n.src] + list(self.nodes)
-        return [n for n in dict.fromkeys(used) if n not in inside and n.op != "constant"]
+        varying, inside = set(self.places), set(self.places)
+        for node in order:
+            if any(s in varying for s in node.src):
+                varying.add(node)
+            opaque = node.op in ("input", "call", *ir.CONTROL)
+            if node in varying or (not opaque and all(s in inside for s in node.src)):
+                inside.add(node)
+        used = [s for n in order if n in varying for s in n.src] + list(self.nodes)
+        return [n for n in dict.fromkeys(used) if n not in inside]
 
     def graph(self, free: Sequence[Node]) -> Graph:
         """Return the graph on the operands and ``free``, in this order."""

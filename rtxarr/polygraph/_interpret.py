@@ -35,6 +35,8 @@ def evaluate(node: Node, sources: Sequence[Any], xp: Any) -> Any:
     """
     with np.errstate(all="ignore"):
         out = _rule(node.op)(xp, node, *sources)
+    if isinstance(out, np.generic):
+        out = np.asarray(out)
     if node.dtype is not None and out.dtype != node.dtype:  # CuPy gives float32 for bfloat16
         out = xp.astype(out, node.dtype)
     return out

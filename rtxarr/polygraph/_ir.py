@@ -289,8 +289,10 @@ def segment_reduce(op: str, values: Node, indptr: Node) -> Node:
 
 
 def matmul(a: Node, b: Node) -> Node:
-    """Return the matrix product of arrays of 2 or more axes, all but the last two the same."""
-    return make("matmul", (a, b), (), a.dtype, (*a.shape[:-1], b.shape[-1]))
+    """Return the product of matrices, stacks of them that broadcast, and vectors."""
+    stack = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    shape = (*stack, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ()))
+    return make("matmul", (a, b), (), a.dtype, shape)
 
 
 def transform(op: str, x: Node, axis: int, length: int, norm: str) -> Node:

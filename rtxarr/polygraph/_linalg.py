@@ -22,21 +22,7 @@ def matmul(x1, x2, /):
             f"{a.shape} and {b.shape}"
         )
     dtype = where_dtype(a.dtype, b.dtype)
-    left, right = cast_node(a.node, dtype), cast_node(b.node, dtype)
-    if a.ndim == 1:
-        left = _ir.reshape(left, (1, *left.shape))
-    if b.ndim == 1:
-        right = _ir.reshape(right, (*right.shape, 1))
-    stack = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    left = _ir.broadcast(left, (*stack, *left.shape[-2:]))
-    right = _ir.broadcast(right, (*stack, *right.shape[-2:]))
-    out = _ir.matmul(left, right)
-    shape = out.shape
-    if b.ndim == 1:
-        shape = shape[:-1]
-    if a.ndim == 1:
-        shape = (*shape[: len(stack)], *shape[len(stack) + 1 :])
-    return current().fresh(_ir.reshape(out, shape))
+    return current().fresh(_ir.matmul(cast_node(a.node, dtype), cast_node(b.node, dtype)))
 
 
 def matrix_transpose(x, /):

@@ -145,7 +145,7 @@ class Program:
         """Return what runs a branch or loop; each of its graphs becomes a program."""
         parts = [Program(a, self.backend) for a in node.attrs if isinstance(a, Graph)]
         self.parts += parts
-        first, second = parts[0], parts[-1]
+        first, second = map(_on_contiguous, (parts[0], parts[-1]))
 
         def branch(test, *operands):
             return first(*operands) if bool(test) else second(*operands)
@@ -157,14 +157,14 @@ class Program:
             return state
 
         def steps(*operands):
-            slots = first.graph.inputs[len(operands) :]
+            slots = parts[0].graph.inputs[len(operands) :]
             outs = [self.backend.empty((n_steps, *n.shape), n.dtype) for n in slots]
             return _interpret.scan_rows(first, operands, outs, n_state, n_inputs)
 
         if node.op == "cond":
             return branch
         if node.op == "while_loop":
-            n_state = len(second.graph.outputs)
+            n_state = len(parts[1].graph.outputs)
             return loop
         _, n_state, n_inputs, n_steps = node.attrs
         return steps
@@ -256,6 +256,16 @@ class _NothingFused:
         return False
 
 
+def _contiguous(array: Any) -> Any:
+    if array.flags.c_contiguous:
+        return array
+    return namespace(array).ascontiguousarray(array)
+
+
+def _on_contiguous(program: Program) -> Callable:
+    return lambda *arrays: program.run(*map(_contiguous, arrays))
+
+
 def _copy(array: Any) -> Any:
     return namespace(array).asarray(array, copy=True)
 
@@ -273,8 +283,6 @@ def _looked_at(node: Node) -> tuple[Node, ...]:
 def _eager_step(node: Node, *, contiguous: bool) -> Callable:
     def run(*sources):
         out = _interpret.evaluate(node, sources, namespace(*sources))
-        if contiguous and not out.flags.c_contiguous:
-            out = namespace(out).ascontiguousarray(out)
-        return out
+        return _contiguous(out) if contiguous else out
 
     return run

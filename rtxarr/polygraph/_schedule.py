@@ -267,9 +267,12 @@ class Scheduler:
         self._keep(node, users)
 
     def _view_is_free(self, node: Node) -> bool:
+        if node.op in ("reshape", "permute"):
+            return True
         (x,) = node.src
-        known = x.op == "input" or x in self.kept or not self._fuses(x)
-        return node.op in ("reshape", "permute") or known
+        while x.op in ir.VIEWS and x not in self.kept:
+            (x,) = x.src
+        return x.op == "input" or x in self.kept or not self._fuses(x)
 
     def _fuses(self, node: Node) -> bool:
         return is_pointwise(node, self.backend) or is_reduction(node, self.backend)

@@ -162,3 +162,17 @@ def test_tensors_stay_tensors_in_branches():
         got = f(x)
         assert isinstance(got, rx.Tensor)
         assert_close(got.data, (x + first).data)
+
+
+@pytest.mark.parametrize("kind", ["cond", "while_loop", "scan"])
+def test_parts_take_views(kind):
+    def f(x, y):
+        if kind == "cond":
+            return cond(x[0, 0] > 0, lambda x: x.T + y[::-1], lambda x: x.T, x.T)
+        if kind == "while_loop":
+            return while_loop(lambda x: rx.max(x) < 50, lambda x: (2 * x).T + y, x[::-1])
+        return scan(lambda s, row: ((2 * s).T, row + s[0]), x.T, rx.broadcast_to(y, (9, 3)))[1]
+
+    x, y = np.arange(1.0, 10).reshape(3, 3), np.array([1.0, 2.0, 4.0])
+    assert_close(rx.fuse(f)(x, y), f(x, y))
+    assert_close(rx.fuse(f)(x.T, y[::-1]), f(x.T, y[::-1]))
