@@ -14,13 +14,20 @@ import numpy as np
 from rtxarr import _device
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._mode import RECORDED, state
+from rtxarr.autograd._tape import make_tensor
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _trace
 from rtxarr.polygraph._backends import program_for
 from rtxarr.polygraph._ir import Graph
-from rtxarr.polygraph._record import SCALARS, Output, Recording, finish
+from rtxarr.polygraph._record import SCALARS, Output, Recording, own
 from rtxarr.polygraph._scalar import NAMES
-from rtxarr.polygraph._trace import Captured, Concretization, ScalarSource
+from rtxarr.polygraph._trace import (
+    Captured,
+    Concretization,
+    ScalarSource,
+    levels_outside,
+    replay,
+)
 
 _MISS = object()  # what a program gives for a call that it does not hold for
 _EAGER = object()  # or that must run eagerly
@@ -185,7 +192,7 @@ class Fused:
             warnings.warn(
                 f"{name}() is not fused: {reason}; it runs as it is",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=levels_outside(),
             )
 
     # -------------------------------------------------------------------------------- tracing
@@ -343,7 +350,7 @@ class Compiled:
 def graph_of(recording: Recording, nodes: Sequence, updates: Sequence) -> Graph:
     """Return the graph of a recording with these outputs."""
     trace = recording.trace
-    scalars = [i for i, s in enumerate(trace.sources) if isinstance(s, ScalarSource)]
+    scalars = [i for i, s in enumerate(trace.sources) if recording.is_scalar(s)]
     return Graph(trace.inputs, nodes, updates, scalars)
 
 
@@ -409,21 +416,25 @@ def _result_text(outputs: list[Output], structure: Any, names: dict, xp: Any) ->
 def _word(k: int, output: Output, names: dict, xp: Any) -> str:
     if output.is_direct:
         return f"r[{output.source}]"
-    if output.kind == "root" and output.scalar and not (output.copy or output.tensor):
-        return f"r[{output.source}][()]"
     if output.kind == "scalar":
         return output.source
     if output.kind == "plain":
         names[f"p{k}"] = output.source
         return f"p{k}"
-    names[f"o{k}"] = functools.partial(_finished, output, xp)
-    source = f"r[{output.source}]" if output.kind == "root" else f"x{output.source}"
-    return f"o{k}({source})"
-
-
-def _finished(output: Output, xp: Any, value: Any) -> Any:
-    at = {output.source: value}
-    return finish(output, at, at, {}, xp)  # type: ignore[arg-type]
+    word = f"r[{output.source}]" if output.kind == "root" else f"x{output.source}"
+    if output.apart is not None:
+        names["own"] = functools.partial(own, xp)
+        others = [f"r[{n}]" if where == "r" else f"x{n}" for where, n in output.apart]
+        word = f"own({', '.join([word, *others])})"
+    if output.steps:
+        names["replay"], names["xp"], names[f"s{k}"] = replay, xp, output.steps
+        word = f"replay(s{k}, {word}, xp)"
+    elif output.scalar:
+        word = f"{word}[()]"
+    if output.tensor:
+        names["tensor"] = make_tensor
+        word = f"tensor({word}, None, 0, None)"
+    return word
 
 
 def _like(x: Any, known: Any) -> bool:

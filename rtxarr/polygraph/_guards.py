@@ -73,6 +73,7 @@ class Surroundings:
         self._lists: list[tuple[Any, tuple]] = []
         self._modules: dict[int, Any] = {}
         self._seen: set[int] = set()
+        self._names: dict[str, None] = {}  # that functions use
         self._rebuilt: dict[int, Any] = {}
         self.generators: list[Any] = []
         self.function = self._function(function)
@@ -103,7 +104,7 @@ class Surroundings:
 
     def add(self, x: Any) -> None:
         """Note an argument that is no array: a module, or an object with attributes."""
-        self._object(x, (), 0)
+        self._object(x, tuple(self._names), 0)
 
     # ------------------------------------------------------------------------------- noting
 
@@ -134,6 +135,7 @@ class Surroundings:
         code = f.__code__
         _refuse_writes(code)
         names = _names(code)
+        self._names.update(dict.fromkeys(names))
         changed_globals = {}
         for name in _globals_of(code):
             if name not in f.__globals__:
@@ -188,6 +190,7 @@ class Surroundings:
         if isinstance(value, Tensor):
             return self._lift(value)
         if is_array(value):
+            self._trace.found.add(id(value))
             return self._trace.capture(value)
         if isinstance(value, (list, tuple, dict)):
             return self._container(value, names, depth)
@@ -241,12 +244,14 @@ class Surroundings:
             if value is _MISSING or isinstance(value, (type, types.ModuleType)):
                 continue
             self._entries.append((held, name, value))
-            if isinstance(value, (types.FunctionType, types.MethodType)):
+            if is_array(value):
+                self._trace.found.add(id(value))
+            elif isinstance(value, (types.FunctionType, types.MethodType)):
                 if not _of_library(value.__module__):
                     self._function(value)
             elif isinstance(value, (list, tuple, dict)):
                 self._container_of_object(value, names, depth)
-            elif not _is_plain(value) and not isinstance(value, Tensor) and not is_array(value):
+            elif not _is_plain(value) and not isinstance(value, Tensor):
                 self._object(value, names, depth)
 
     def _container_of_object(self, value: Any, names: tuple, depth: int) -> None:
@@ -264,13 +269,16 @@ class Surroundings:
         for part in parts:
             if isinstance(part, (list, tuple, dict)):
                 self._container_of_object(part, names, depth + 1)
-            elif not _is_plain(part) and not isinstance(part, Tensor) and not is_array(part):
+            elif is_array(part):
+                self._trace.found.add(id(part))
+            elif not _is_plain(part) and not isinstance(part, Tensor):
                 self._object(part, names, depth + 1)
 
     def _module(self, x: Any) -> None:
         for module in x.modules():
             self._seen.add(id(module))
             self._modules.setdefault(id(module), module)
+            self._trace.found.update(id(v) for v in vars(module).values() if is_array(v))
 
 
 def _refuse_writes(code: types.CodeType) -> None:
@@ -340,7 +348,8 @@ def _changes() -> int:
 
 def _state_of(module: Any) -> dict[str, Any]:
     """Return the attributes of a module, with the parts of its lists, to compare with later."""
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in vars(module).items()}
+    held = {name: tuple(v) if isinstance(v, list) else v for name, v in vars(module).items()}
+    return {"training": module.training, **held}
 
 
 def _same_state(now: dict, before: dict) -> bool:

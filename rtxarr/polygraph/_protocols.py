@@ -235,6 +235,13 @@ def _even_split(x, indices_or_sections, axis=0):
     return _split(x, indices_or_sections, axis)
 
 
+def _sort(x, axis=-1, kind=None, order=None, *, stable=None):
+    if order is not None:
+        raise concretization("np.sort with order")
+    x = as_array(x)
+    return _namespace().sort(x.ravel() if axis is None else x, axis=-1 if axis is None else axis)
+
+
 def _concatenate(arrays, axis=0, out=None, dtype=None, casting="same_kind"):
     result = _namespace().concat(list(arrays), axis=axis)
     result = result if dtype is None else cast(result, dtype)
@@ -342,6 +349,7 @@ def _handlers() -> dict[Callable, Callable]:
         np.shape: lambda x: as_array(x).shape,
         np.size: lambda x, axis=None: as_array(x).size if axis is None else as_array(x).shape[axis],
         np.split: _even_split,
+        np.sort: _sort,
         np.stack: _stack,
         np.vstack: _vstack,
         np.where: _where,
@@ -363,7 +371,7 @@ def _handlers() -> dict[Callable, Callable]:
     }
     for name in """
         sum prod mean max min all any argmax argmin var std cumsum cumprod ravel reshape transpose
-        squeeze swapaxes take repeat round sort argsort diagonal trace
+        squeeze swapaxes take repeat round argsort diagonal trace
     """.split():
         found[getattr(np, name)] = _method(name)
     found[np.amax], found[np.amin], found[np.around] = (

@@ -18,9 +18,9 @@ from rtxarr.polygraph._scalar import Scalar
 from rtxarr.polygraph._trace import (
     Captured,
     Concretization,
+    ScalarSource,
     Trace,
     Tracer,
-    replay,
     strides_of,
 )
 
@@ -32,24 +32,27 @@ class Output:
 
     ``kind`` is "root" (output ``source`` of the program), "input" (input ``source`` itself),
     "scalar" (an expression) or "plain" (a Python object); ``steps`` are views to take of an array;
-    ``copy`` says that another leaf is the same array; ``tensor`` that it is to be a Tensor;
-    ``scalar`` that NumPy would give a scalar.
+    ``apart`` lists what the output may share memory with and must not: ("r", number) of outputs,
+    ("x", number) of inputs; it is None for what is surely of its own. ``tensor`` says that it is to
+    be a Tensor; ``scalar`` that NumPy would give a scalar.
     """
 
-    __slots__ = ("kind", "source", "steps", "copy", "tensor", "scalar")
+    __slots__ = ("kind", "source", "steps", "apart", "tensor", "scalar")
 
-    def __init__(self, kind, source, steps=(), *, copy=False, tensor=False, scalar=False):
+    def __init__(self, kind, source, steps=(), *, apart=None, tensor=False, scalar=False):
         self.kind = kind
         self.source = source
         self.steps = steps
-        self.copy = copy
+        self.apart = apart
         self.tensor = tensor
         self.scalar = scalar
 
     @property
     def is_direct(self) -> bool:
         """Whether it is the program's output as it comes."""
-        return self.kind == "root" and not (self.steps or self.copy or self.tensor or self.scalar)
+        return self.kind == "root" and not (
+            self.steps or self.tensor or self.scalar or self.apart is not None
+        )
 
 
 class Recording:
@@ -70,6 +73,8 @@ class Recording:
     Attributes
     ----------
     trace : Trace
+    leaves : sequence
+        Those of the traced call, until it is over.
     tensors : list of Tensor
         With tracers for data: those of arguments and those found elsewhere.
     originals : list
@@ -88,6 +93,7 @@ class Recording:
         plain: bool = False,
     ) -> None:
         self.trace = trace = Trace(xp)
+        self.leaves = leaves
         self.tensors: list[Tensor] = []
         self.originals: list[Any] = []
         self.scalars: list[int] = []  # places of the numbers among the leaves
@@ -110,6 +116,7 @@ class Recording:
                 raise Concretization(
                     "it draws NumPy's random numbers, which a program would repeat"
                 )
+            trace.check_made()
             self.result, self.structure = flatten(result)
             if any(type(t.node) is Leaf and t.node.grad is not None for t in self.tensors):
                 raise Concretization("it calls backward(), which sets gradients: use rx.jit")
@@ -136,6 +143,12 @@ class Recording:
         if isinstance(x, np.generic):
             tracer._cell.is_readonly = True
         return tracer
+
+    def is_scalar(self, source: Any) -> bool:
+        """Tell whether an input of the graph is a number, and not an array."""
+        if isinstance(source, ScalarSource):
+            return True
+        return isinstance(fetch(source, self.leaves), np.generic)
 
     # --------------------------------------------------------------- tensors found elsewhere
 
@@ -168,7 +181,7 @@ class Recording:
     def outputs(self, values: Sequence[Any]) -> tuple[list[_ir.Node], list[Output]]:
         """Return the nodes to compute for these leaves of a result, and how each leaf is made."""
         nodes: list[_ir.Node] = []
-        places: dict[Any, int] = {}
+        places: dict[Any, Any] = {}  # of cells and nodes among them
         made = []
         with self.trace:
             for x in values:
@@ -181,26 +194,34 @@ class Recording:
         if isinstance(data, Scalar):
             return Output("scalar", data.expression)
         if not isinstance(data, Tracer):
-            if _device.is_array(data) and not isinstance(data, np.generic):
-                data = self.trace.capture(data).snapshot()
-            else:
+            if not _device.is_array(data) or isinstance(data, np.generic):
                 return Output("plain", data)
+            data = self.trace.capture(data)
         cell = data._cell
         if cell.number is not None:
             return Output("input", cell.number, data._steps, tensor=is_tensor)
-        number = places.get(cell)
-        copy = False
-        if number is None:
-            known = places.get(cell.node)
-            copy = known is not None
-            if known is None:
-                known = places[cell.node] = len(nodes)
-                nodes.append(cell.node)
-            number = known
-            if not copy:
-                places[cell] = number
         scalar = self.trace.on_numpy and not data._steps and data.ndim == 0
-        return Output("root", number, data._steps, copy=copy, tensor=is_tensor, scalar=scalar)
+        if cell not in places:
+            places[cell] = self._place(cell.node, nodes, places)
+        number, apart = places[cell]
+        return Output("root", number, data._steps, apart=apart, tensor=is_tensor, scalar=scalar)
+
+    def _place(self, node, nodes, places):
+        """Give the program's output for a node, and what it may share memory with."""
+        base = node
+        while base.op in _ir.VIEWS:
+            base = base.src[0]
+        apart = None
+        if base.op == "input":
+            apart = [("x", base.attrs[0])]
+        elif node.op in _ir.VIEWS or base in places:
+            apart = []
+        if base in places and apart is not None:
+            apart += [("r", n) for n in places[base]]
+        number = len(nodes)
+        nodes.append(node)
+        places.setdefault(base, []).append(number)
+        return number, apart
 
     def updates(self) -> list[tuple[int, _ir.Node]]:
         """Return what is written back into inputs."""
@@ -241,19 +262,9 @@ def fetch(source: Any, leaves: Sequence[Any]) -> Any:
     return x.data if isinstance(x, Tensor) else x
 
 
-def finish(
-    output: Output, roots: Sequence[Any], inputs: Sequence[Any], scalars: Any, xp: Any
-) -> Any:
-    """Make one leaf of the result."""
-    if output.kind == "plain":
-        return output.source
-    if output.kind == "scalar":
-        return scalars[output.source]
-    value = (roots if output.kind == "root" else inputs)[output.source]
-    if output.copy:
-        value = xp.asarray(value, copy=True)
-    if output.steps:
-        value = replay(output.steps, value, xp)
-    elif output.scalar:
-        value = value[()]
-    return make_tensor(value, None, 0, None) if output.tensor else value
+def own(xp: Any, value: Any, *others: Any) -> Any:
+    """Return an output as memory of its own, apart from ``others``, that can be written."""
+    repeats = value.size > 1 and 0 in value.strides
+    if repeats or any(xp.may_share_memory(value, other) for other in others):
+        return xp.asarray(value, copy=True, order="C")
+    return value

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
+from rtxarr.autograd._op import checksum
 from rtxarr.polygraph import _ir
 
 
@@ -38,6 +39,16 @@ def where_called() -> str:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown"
+
+
+def levels_outside() -> int:
+    """Return the ``stacklevel`` with which the caller warns of a line outside of the libraries."""
+    frame: Any = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_code.co_filename.startswith((*_PACKAGES, "<")):
+        frame = frame.f_back
+        level += 1
+    return level
 
 
 def concretization(what: str) -> Concretization:
@@ -119,6 +130,8 @@ class Trace:
         What each input is: a leaf's number, a :class:`Captured` or a scalar's expression.
     guards : list
         What values of scalars the traced function asked for; see ``_scalar``.
+    found : set of int
+        The identities of arrays that are known to live outside of the function.
     """
 
     def __init__(self, xp: Any) -> None:
@@ -128,6 +141,8 @@ class Trace:
         self.sources: list[Any] = []
         self.cells: list[Cell] = []  # of inputs that are arrays
         self.guards: list[tuple] = []
+        self.found: set[int] = set()
+        self._made: list[tuple[Any, int]] = []
         self._captured: dict[int, Tracer] = {}
         self._scalars: dict[tuple, _ir.Node] = {}
 
@@ -162,7 +177,9 @@ class Trace:
     def capture(self, array: Any, holder: Any = None) -> Tracer:
         """Return the input for an array that the function found elsewhere than in its arguments.
 
-        ``holder`` is the Tensor whose ``data`` it is, if it is to be read from there.
+        ``holder`` is the Tensor whose ``data`` it is, if it is to be read from there. An array that
+        is not in ``found`` was made by the function itself: each call then begins with its present
+        contents.
         """
         found = self._captured.get(id(array))
         if found is None:
@@ -174,10 +191,23 @@ class Trace:
                 )
             source = Captured(array, holder)
             found = self.input(source, array.dtype, array.shape, strides_of(array))
+            if holder is None and id(array) not in self.found:
+                self._made.append((array, checksum(array)))
+                strides = found._cell.strides
+                found = Tracer(Cell(self, found.node, strides=strides))
             writable = on_gpu or array.flags.writeable
             found._cell.is_readonly = not writable
             self._captured[id(array)] = found
         return found
+
+    def check_made(self) -> None:
+        """Refuse arrays that the function made, used and then changed, each by NumPy."""
+        for array, before in self._made:
+            if checksum(array) != before:
+                raise Concretization(
+                    "it changes an array by NumPy that it has used; make it by rx.zeros or by the "
+                    "namespace of an argument, or copy it"
+                )
 
     def fresh(self, node: _ir.Node, strides: Any = "C") -> Tracer:
         """Return a tracer of memory of its own that holds ``node``."""
