@@ -47,6 +47,20 @@ def moment() -> tuple[Recorder | None, int]:
     return _thread.recorder, _n_replays
 
 
+_n_swaps = 0  # of kernels in running programs: graphs recorded before hold the old ones
+
+
+def swapped() -> None:
+    """Let captured steps be recorded anew at their next call: a kernel was replaced."""
+    global _n_swaps
+    _n_swaps += 1
+
+
+def n_swaps() -> int:
+    """Return how often a kernel of a running program was replaced."""
+    return _n_swaps
+
+
 def from_host(make: Callable[[], np.ndarray]) -> Any:
     """Return what ``make()`` gives, on the current GPU; in a captured step, at each replay.
 

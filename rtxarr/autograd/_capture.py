@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._replay import Recorder, keeping, kept_resources, recorder
+from rtxarr._replay import Recorder, keeping, kept_resources, n_swaps, recorder
 from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._capture_arguments import (
     array_of,
@@ -349,6 +349,7 @@ class _Graph:
         self.places: Any = None
         self.pool = cupy.cuda.MemoryPool()
         self.recorder = Recorder()
+        self._n_swaps = n_swaps()
         self._copy = copy
         # Arguments that are read where they are, and the graph's own arrays for the others.
         self.bound = {i: array_of(leaves[i]) for i in bound}
@@ -399,6 +400,8 @@ class _Graph:
 
     def is_current(self):
         """Tell whether what it uses is where it was, and parameters are as trainable."""
+        if self._n_swaps != n_swaps():
+            return False
         for x, data, frozen in self._state:
             if x.data is not data or (x.node is None) is not frozen:
                 return False
