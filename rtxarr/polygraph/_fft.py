@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,25 +12,33 @@ from rtxarr.polygraph._elementwise import as_array, cast, elementwise, from_nump
 from rtxarr.polygraph._trace import Tracer, current
 
 
-def _along(op: str, x: Any, n: int | None, axis: int, norm: str | None) -> Tracer:
-    """Transform along one axis, cut or filled up with zeros to ``n``."""
+def _transform(
+    op: str, x: Any, pairs: Sequence[tuple[int, int | None]], norm: str | None
+) -> Tracer:
+    """Transform along axes, each cut or filled up with zeros to a number of elements."""
     x = as_array(x)
-    axis = np.lib.array_utils.normalize_axis_index(axis, x.ndim)
     norm = "backward" if norm is None else norm
-    if norm not in ("backward", "ortho", "forward"):
+    if norm not in _SWAPPED:
         raise ValueError(f'Invalid norm value {norm}; should be "backward", "ortho" or "forward".')
     if op in ("fft", "ifft", "irfft"):
         x = cast(x, _complex(x.dtype))
     elif x.dtype.kind in "iub":
         x = cast(x, np.float64)
-    if n is None:
-        n = 2 * (x.shape[axis] - 1) if op == "irfft" else x.shape[axis]
-    n = int(n)
-    if n < 1:
-        raise ValueError(f"Invalid number of FFT data points ({n}) specified.")
-    length = n // 2 + 1 if op == "irfft" else n
-    x = _fitted(x, axis, length)
-    return current().fresh(_ir.transform(op, x.node, axis, n, norm))
+    if not pairs:
+        return x
+    axes, lengths = [], []
+    for i, (given, n) in enumerate(pairs):
+        axis = np.lib.array_utils.normalize_axis_index(given, x.ndim)
+        halved = op == "irfft" and i == len(pairs) - 1
+        if n is None:
+            n = 2 * (x.shape[axis] - 1) if halved else x.shape[axis]
+        n = int(n)
+        if n < 1:
+            raise ValueError(f"Invalid number of FFT data points ({n}) specified.")
+        x = _fitted(x, axis, n // 2 + 1 if halved else n)
+        axes.append(axis)
+        lengths.append(n)
+    return current().fresh(_ir.transform(op, x.node, axes, lengths, norm))
 
 
 def _complex(dtype: np.dtype) -> np.dtype:
@@ -47,82 +56,61 @@ def _fitted(x: Tracer, axis: int, length: int) -> Tracer:
     return current().fresh(_ir.concat((x.node, zeros), axis))
 
 
+_SWAPPED = {"backward": "forward", None: "forward", "ortho": "ortho", "forward": "backward"}
+
+
 def fft(x, /, *, n=None, axis=-1, norm="backward"):
     """Transform along one axis."""
-    return _along("fft", x, n, axis, norm)
+    return _transform("fft", x, [(axis, n)], norm)
 
 
 def ifft(x, /, *, n=None, axis=-1, norm="backward"):
     """Transform back along one axis."""
-    return _along("ifft", x, n, axis, norm)
+    return _transform("ifft", x, [(axis, n)], norm)
 
 
 def rfft(x, /, *, n=None, axis=-1, norm="backward"):
     """Transform a real array along one axis, to the half that is not redundant."""
-    return _along("rfft", x, n, axis, norm)
+    return _transform("rfft", x, [(axis, n)], norm)
 
 
 def irfft(x, /, *, n=None, axis=-1, norm="backward"):
     """Transform back to a real array of ``n`` elements along one axis."""
-    return _along("irfft", x, n, axis, norm)
+    return _transform("irfft", x, [(axis, n)], norm)
 
 
 def hfft(x, /, *, n=None, axis=-1, norm="backward"):
     """Transform an array of Hermitian symmetry, whose spectrum is real."""
     x = as_array(x)
-    n = 2 * (x.shape[axis] - 1) if n is None else n
-    return _along(
-        "irfft", elementwise(np.conjugate, cast(x, _complex(x.dtype))), n, axis, _SWAPPED[norm]
-    )
+    x = elementwise(np.conjugate, cast(x, _complex(x.dtype)))
+    return _transform("irfft", x, [(axis, n)], _SWAPPED[norm])
 
 
 def ihfft(x, /, *, n=None, axis=-1, norm="backward"):
     """Transform back what :func:`hfft` gives."""
-    return elementwise(np.conjugate, _along("rfft", x, n, axis, _SWAPPED[norm]))
-
-
-_SWAPPED = {"backward": "forward", None: "forward", "ortho": "ortho", "forward": "backward"}
-
-
-def _over(x: Any, s: Any, axes: Any) -> tuple[Tracer, list]:
-    x = as_array(x)
-    if axes is None:
-        axes = range(x.ndim) if s is None else range(-len(s), 0)
-    axes = [a % x.ndim for a in axes]
-    lengths = [None] * len(axes) if s is None else list(s)
-    return x, list(zip(axes, lengths, strict=True))
+    return elementwise(np.conjugate, _transform("rfft", x, [(axis, n)], _SWAPPED[norm]))
 
 
 def _several(op: str) -> Any:
     def function(x, /, *, s=None, axes=None, norm="backward"):
-        x, pairs = _over(x, s, axes)
-        for axis, n in reversed(pairs):
-            x = _along(op, x, n, axis, norm)
-        return x
+        x = as_array(x)
+        if axes is None:
+            axes = range(x.ndim) if s is None else range(-len(s), 0)
+        axes = tuple(axes)
+        lengths = (None,) * len(axes) if s is None else tuple(s)
+        pairs = list(zip(axes, lengths, strict=True))
+        if len({a % x.ndim for a in axes}) < len(axes):  # one after the other
+            if op in ("rfft", "irfft"):
+                raise ValueError(f"axes must differ, got {axes}")
+            for pair in reversed(pairs):
+                x = _transform(op, x, [pair], norm)
+            return x
+        return _transform(op, x, pairs, norm)
 
     return function
 
 
-fftn, ifftn = _several("fft"), _several("ifft")
-
-
-def rfftn(x, /, *, s=None, axes=None, norm="backward"):
-    """Transform a real array along several axes."""
-    x, pairs = _over(x, s, axes)
-    *rest, (axis, n) = pairs
-    x = _along("rfft", x, n, axis, norm)
-    for axis, n in reversed(rest):
-        x = _along("fft", x, n, axis, norm)
-    return x
-
-
-def irfftn(x, /, *, s=None, axes=None, norm="backward"):
-    """Transform back to a real array along several axes."""
-    x, pairs = _over(x, s, axes)
-    *rest, (axis, n) = pairs
-    for a, m in rest:
-        x = _along("ifft", x, m, a, norm)
-    return _along("irfft", x, n, axis, norm)
+fftn, ifftn, rfftn, irfftn = map(_several, ("fft", "ifft", "rfft", "irfft"))
 
 
 def fftfreq(n, /, *, d=1.0, dtype=None, device=None):

@@ -249,8 +249,13 @@ def _matmul(xp, node, a, b):
 
 
 def _transform(xp, node, x):
-    axis, length, norm = node.attrs
-    return getattr(xp.fft, node.op)(x, n=length, axis=axis, norm=norm)
+    axes, lengths, norm = node.attrs
+    name = f"{node.op}n"
+    if is_device_array(x):
+        from rtxarr.libs.fft import transform
+
+        return transform(name, x, lengths, axes, norm)
+    return getattr(xp.fft, name)(x, s=lengths, axes=axes, norm=norm)
 
 
 def _call(xp, node, *sources):

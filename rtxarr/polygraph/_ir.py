@@ -19,7 +19,7 @@ index            concat, update, gather, take_along,  (axis,), (starts, steps), 
                  scatter_add                          (axis,)
 segment          segment_reduce, spread               (op,), ()
 product          matmul                               ()
-transform        fft, ifft, rfft, irfft               (axis, length, norm)
+transform        fft, ifft, rfft, irfft               (axes, lengths, norm)
 call             call, item                           (function, options), (number,)
 control          cond, while_loop, scan, item         graphs, numbers; (number,)
 ===============  ===================================  =============================================
@@ -295,17 +295,19 @@ def matmul(a: Node, b: Node) -> Node:
     return make("matmul", (a, b), (), a.dtype, shape)
 
 
-def transform(op: str, x: Node, axis: int, length: int, norm: str) -> Node:
-    """Return a Fourier transform along one axis, of ``length`` elements in the time domain."""
-    complex_ = {"float32": "complex64", "float64": "complex128"}
-    real = {v: k for k, v in complex_.items()}
-    dtype, size = x.dtype, length
+def transform(op: str, x: Node, axes: Sequence[int], lengths: Sequence[int], norm: str) -> Node:
+    """Return a Fourier transform of so many elements along each axis, in the time domain.
+
+    The last of ``axes`` is the one that ``rfft`` and ``irfft`` halve and double.
+    """
+    kinds = {"rfft": {"f": "c8", "d": "c16"}, "irfft": {"F": "f4", "D": "f8"}}
+    dtype = kinds[op][x.dtype.char] if op in kinds else x.dtype
+    shape = list(x.shape)
+    for axis, n in zip(axes, lengths, strict=True):
+        shape[axis] = n
     if op == "rfft":
-        dtype, size = np.dtype(complex_[x.dtype.name]), length // 2 + 1
-    elif op == "irfft":
-        dtype = np.dtype(real[x.dtype.name])
-    shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
-    return make(op, (x,), (axis, length, norm), dtype, shape)
+        shape[axes[-1]] = lengths[-1] // 2 + 1
+    return make(op, (x,), (tuple(axes), tuple(lengths), norm), np.dtype(dtype), tuple(shape))
 
 
 def call(
