@@ -110,13 +110,16 @@ class Program:
                 last.update(dict.fromkeys((node, *_looked_at(node)), i))
         found: dict[Node, int] = {}
         outputs = {n for out in self.graph.outputs for n in (out, *_looked_at(out))}
+        values = {n for _, value in self.graph.updates for n in _looked_at(value)}
         for number, node in self.graph.updates:
             target = self.graph.inputs[number]
             writer = next((i for i, g in enumerate(groups) if node in g.outputs), None)
             if writer is None or node in outputs or node in found or target in self._strides:
                 continue
             group = groups[writer]
-            if group.kind == "eager" or target in outputs or last.get(target, 0) > writer:
+            if group.kind == "eager" or last.get(target, 0) > writer:
+                continue
+            if target in outputs or target in values:
                 continue
             if group.need.get(target, set()) <= {group.outputs[node]} and group.kind == "map":
                 found[node] = number
@@ -212,7 +215,9 @@ class Program:
             if self.in_place.get(node) != number
         ]
         if not self.disjoint or len(pairs) > 1:
-            lines += [f"{value} = copy({value})" for _, value in pairs]
+            self._values["copy"] = _copy
+            lines += [f"new{i} = copy({value})" for i, (_, value) in enumerate(pairs)]
+            pairs = [(target, f"new{i}") for i, (target, _) in enumerate(pairs)]
         lines += [f"{target}[...] = {value}" for target, value in pairs]
         if len(lines) == 1:
             return [lines[0].replace("outputs =", "return")]
