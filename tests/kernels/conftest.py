@@ -38,6 +38,34 @@ def place(request, monkeypatch):
     return place
 
 
+@pytest.fixture
+def skewed(place, monkeypatch):
+    """Give a multigraph with loops, duplicates, isolated nodes and hubs.
+
+    Hubs need pieces of pieces, both as destinations and as sources: in the simulator pieces are
+    small. What is summed over all nodes goes round several times.
+    """
+    from rtxarr import geom
+    from rtxarr.geom import _bins
+    from rtxarr.kernels import edge_attention, edges
+
+    hubs, n_nodes, n_edges = [9, 4, 5], 8, 6
+    if place.kind == "cpu":
+        monkeypatch.setattr(_bins, "_EDGES", 4)
+        monkeypatch.setattr(_bins, "_PARTS", 2)
+        monkeypatch.setattr(edge_attention, "_PARTS", 3)
+        monkeypatch.setattr(edges, "_PARTS", 3)
+    else:
+        hubs, n_nodes, n_edges = [512, 513, 40_000, 1], 1000, 5000
+    rng = np.random.default_rng(0)
+    dst = np.concatenate([np.full(n, i) for i, n in enumerate(hubs)])
+    dst = np.concatenate([dst, (n_nodes - 1) * rng.random(n_edges) ** 2]).astype(np.int64)
+    src = ((n_nodes - 2) * rng.random(dst.size) ** 4).astype(np.int64)
+    src[-3:], dst[-3:] = (1, 1, 2), (2, 2, 2)
+    order = rng.permutation(dst.size)
+    return geom.Graph.from_edges(src[order], dst[order], n_nodes=n_nodes)
+
+
 @pytest.fixture(params=["numpy", "njit"])
 def host_path(request, monkeypatch):
     """Make every CPU draw go through NumPy, or through numba's compiled code."""

@@ -20,30 +20,6 @@ ON_GPU = pytest.mark.parametrize(
 PLACE, RATE = (np.uint64(6), np.uint64(7), np.uint64(9)), 0.3
 
 
-@pytest.fixture
-def skewed(place, monkeypatch):
-    """Give a multigraph with loops, duplicates, isolated nodes and hubs.
-
-    Hubs need pieces of pieces, both as destinations and as sources: in the simulator pieces are
-    small. What is summed over all nodes goes round several times.
-    """
-    hubs, n_nodes, n_edges = [9, 4, 5], 8, 6
-    if place.kind == "cpu":
-        monkeypatch.setattr(_bins, "_EDGES", 4)
-        monkeypatch.setattr(_bins, "_PARTS", 2)
-        monkeypatch.setattr(edge_attention, "_PARTS", 3)
-        monkeypatch.setattr(edges, "_PARTS", 3)
-    else:
-        hubs, n_nodes, n_edges = [512, 513, 40_000, 1], 1000, 5000
-    rng = np.random.default_rng(0)
-    dst = np.concatenate([np.full(n, i) for i, n in enumerate(hubs)])
-    dst = np.concatenate([dst, (n_nodes - 1) * rng.random(n_edges) ** 2]).astype(np.int64)
-    src = ((n_nodes - 2) * rng.random(dst.size) ** 4).astype(np.int64)
-    src[-3:], dst[-3:] = (1, 1, 2), (2, 2, 2)
-    order = rng.permutation(dst.size)
-    return geom.Graph.from_edges(src[order], dst[order], n_nodes=n_nodes)
-
-
 # One thread for a head, and several (which take seconds in the simulator), with odd features too.
 SOME = [(kind, "float32", 2, 4) for kind in KINDS] + [
     ("additive", "float16", 2, 8),
