@@ -60,7 +60,9 @@ def fuses(op: str, dtype: np.dtype) -> bool:
         return (op not in ("max", "min") or kind(dtype) != "c") and bool(_ufuncs.find(op, dtype))
     if op == "pow" and kind(dtype) in "iu":
         return False  # a negative exponent raises
-    return is_native(op, dtype) or op in _COMPOSED or _ufuncs.find(op, dtype) is not None
+    if op in _COMPOSED and kind(dtype) in "fh":
+        return True
+    return is_native(op, dtype) or _ufuncs.find(op, dtype) is not None
 
 
 # ------------------------------------------------------------------------------ preparation
@@ -259,7 +261,11 @@ class Plan:
 
     def _accumulator(self, section: Section, a: Accumulator) -> None:
         of = self.known[a.of]
-        result = Planned(a.name, a.op, (), a.result, {a.of: of})
+        if of.in_row:  # the same for each element
+            of = Planned(f"{a.name}_of", "positive", (a.of,), of.dtype, {a.of: of})
+            of.time = section.number, 0
+            section.values.append(of)
+        result = Planned(a.name, a.op, (), a.result, {of.name: of})
         result.in_row = result.needs_slot = True
         result.native = False
         result.time = section.number, section.stages()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph._index import Div, Expr, Loaded, Mod
 from rtxarr.polygraph._loops import Accumulator
 from rtxarr.polygraph.codegen import _ufuncs
@@ -49,6 +51,20 @@ def identity(op: str, dtype: np.dtype) -> Value:
     return "0xFFF0000000000000" if below else "0x7FF0000000000000"
 
 
+class _Level:
+    """A place before a loop, for what its iterations share; ``known`` are the counters there."""
+
+    def __init__(self, asm: Assembly, known: dict[str, str]) -> None:
+        self.known = known
+        self.lines: list[str] = []
+        self.terms: dict[tuple, str] = {}
+        self._asm, self._at = asm, len(asm.lines)
+        asm.lines.append("")
+
+    def close(self) -> None:
+        self._asm.lines[self._at] = "\n".join(self.lines)
+
+
 class Writer:
     """Writes the text of a plan.
 
@@ -70,6 +86,8 @@ class Writer:
         self._metadata: list[str] = []
         self._group = ""
         self._scalars: dict[str, Value] = {}
+        self.c0 = "0"
+        self._levels: list[_Level] = []
         self._allocate_slots()
         self._write()
         self.text = self._assembled()
@@ -223,7 +241,10 @@ class Writer:
                 counters = {name: whole, name + "_hi": hi, name + "_lo": lo}
                 body(counters, self._sum(lane_base, lo))
 
+            known = self._levels[-1].known if self._levels else {}
+            self._levels.append(_Level(asm, {**known, name + "_hi": hi}))
             self._loop(lowest, highest, one, inner=True)
+            self._levels.pop().close()
 
         self._loop(first, last, outer)
 
@@ -235,6 +256,8 @@ class Writer:
         return a if b == "0" else self.asm.let(f"sub nsw i64 {a}, {b}")
 
     def _product(self, a: str, b: str) -> str:
+        if b == "1":
+            return a
         return self.asm.let(f"mul nsw i64 {a}, {b}")
 
     def _smallest(self, a: str, b: str) -> str:
@@ -367,12 +390,15 @@ class Writer:
             [] if self.plan.kind == "columns" or section.in_row else self._of_rows(kept, stores)
         )
         early: dict[Planned, Value] = {}
+        levels: list[_Level] = []
 
         def outside(counters, row_lane):
             early.clear()
             self.counters, self.row_lane, self.lane, self.cache = counters, row_lane, None, early
             for v in rows_first:
                 self._get(v)
+            levels.append(_Level(self.asm, counters))
+            self._levels = [levels[-1]]
 
         def body(counters, lane, row_lane):
             self.counters, self.lane, self.row_lane = counters, lane, row_lane
@@ -389,6 +415,9 @@ class Writer:
                 write()
 
         self._nest(section.in_row, outside, body)
+        for level in levels:
+            level.close()
+        self._levels = []
 
     def _of_rows(self, kept: list, stores: list) -> list[Planned]:
         """Return the values of rows that a stage of elements needs: known before the inner loop."""
@@ -465,18 +494,7 @@ class Writer:
         asm = self.asm
         out = None
         for atom, factor in x.terms:
-            if type(atom) in (Div, Mod):
-                word = "udiv" if type(atom) is Div else "urem"
-                term = asm.let(
-                    f"{word} i64 {self._place(atom.numerator, deps)}, {self._number(atom.divisor)}"
-                )
-            elif type(atom) is Loaded:
-                loaded = deps[atom.name]
-                term = asm.cast(self._get(loaded), loaded.dtype, _INT64)
-            else:
-                term = self.counters[atom.name]
-            if abs(factor) != 1:
-                term = self._product(term, self._number(abs(factor)))
+            term = self._term(atom, abs(factor), deps)
             if out is None and factor > 0:
                 out = term
             else:
@@ -485,6 +503,34 @@ class Writer:
             word = "add" if x.offset >= 0 else "sub"
             out = asm.let(f"{word} nsw i64 {out or 0}, {self._number(abs(x.offset))}")
         return out
+
+    def _term(self, atom: Any, factor: int, deps: dict) -> str:
+        """Return a term, computed before the loops that do not change it if it has a division.
+
+        LLVM does not move divisions, and goes wrong where it moves one behind a mask.
+        """
+        if type(atom) in (Div, Mod):
+            needed = ix.names_in(atom.numerator)
+            level = next((x for x in self._levels if needed <= x.known.keys()), None)
+            if level is not None and (atom, factor) in level.terms:
+                return level.terms[atom, factor]
+            lines, counters = self.asm.lines, self.counters
+            if level is not None:
+                self.asm.lines, self.counters = level.lines, level.known
+            word = "udiv" if type(atom) is Div else "urem"
+            numerator = self._place(atom.numerator, deps)
+            term = self.asm.let(f"{word} i64 {numerator}, {self._number(atom.divisor)}")
+            term = self._product(term, self._number(factor))
+            if level is not None:
+                level.terms[atom, factor] = term
+                self.asm.lines, self.counters = lines, counters
+            return term
+        if type(atom) is Loaded:
+            loaded = deps[atom.name]
+            term = self.asm.cast(self._get(loaded), loaded.dtype, _INT64)
+        else:
+            term = self.counters[atom.name]
+        return self._product(term, self._number(factor))
 
     def _pointer(self, base: str, index: str, type_: str) -> str:
         if index == "0":
@@ -526,7 +572,10 @@ class Writer:
         before, inside, after = asm.block, asm.fresh("read"), asm.fresh("on")
         asm.say(f"br i1 {mask}, label %{inside}, label %{after}")
         asm.start(inside)
+        # Not a parallel access: LLVM would take that for leave to read where it must not.
+        group, self._group = self._group, ""
         x = self._fetch(base, index, dtype)
+        self._group = group
         asm.say(f"br label %{after}")
         asm.start(after)
 

@@ -154,6 +154,21 @@ def renders(op: str, dtype: np.dtype) -> bool:
     return any(kind(dtype) in kinds for kinds in _TABLE.get(op, ()))
 
 
+# Reductions, with the kinds of number that they are written for.
+_REDUCTIONS = {
+    **dict.fromkeys(("sum", "prod"), "iufdc"),
+    **dict.fromkeys(("max", "min", "argmax", "argmin"), "biuhfd"),
+    **dict.fromkeys(("any", "all"), "b"),
+}
+
+
+def fuses(op: str, dtype: np.dtype) -> bool:
+    """Tell whether a map, cast or reduction of values of ``dtype`` can be in a kernel."""
+    if op in _REDUCTIONS:
+        return dtype.name in C_NAMES and kind(dtype) in _REDUCTIONS[op]
+    return renders(op, dtype)
+
+
 def rounded(text: str, dtype: np.dtype) -> str:
     """Return ``text``, a float32 value, rounded to a half."""
     return f"#round_{stored(dtype)}({text})"

@@ -1,0 +1,320 @@
+"""What all kernels have in common: tiles of packets, the statements of elements, parameters."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rtxarr.polygraph._index import Expr, Loaded
+from rtxarr.polygraph._loops import Loops, Statement
+from rtxarr.polygraph.codegen import _operations as ops
+from rtxarr.polygraph.codegen._dialects import Dialect
+from rtxarr.polygraph.codegen._snippets import plain
+from rtxarr.polygraph.codegen._text import (
+    BATCH,
+    Argument,
+    Kernel,
+    Launch,
+    Lines,
+    Texts,
+    loaded_names,
+)
+
+FULL = 1 << 17  # threads that keep a large GPU busy
+
+
+def power_of_two(n: int) -> int:
+    """Return the least power of two that is not below ``n``."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+class Writer:
+    """What the kinds have in common."""
+
+    counter = "c"
+    limit = "cols"
+
+    def __init__(self, loops: Loops, dialect: Dialect, strict: bool, shared_limit: int) -> None:
+        self.loops = loops
+        self.dialect = dialect
+        self.strict = strict
+        self.shared_limit = shared_limit
+        self.wide = is_wide(loops)
+        self.texts = Texts(loops, dialect, strict=strict, wide=self.wide)
+        self.out = Lines()
+        self.lanes = self._lanes()
+        self.packed = True
+        self.aligned: dict[str, int] = {}  # buffers that packets are read from or written to
+
+    # -------------------------------------------------------------------------------- sizes
+
+    def _statements(self) -> list[Statement]:
+        return [s for p in self.loops.phases for s in p.body]
+
+    def _in_packets(self, s: Statement) -> bool:
+        """Tell whether a load or store moves whole packets."""
+        if s.op == "store":
+            return self.texts.step(s.args[1], self.counter) == 1
+        return self.texts.hoisted(s) and self.texts.step(s.args[1], self.counter) in (0, 1)
+
+    def _lanes(self) -> int:
+        """Return the elements of a packet: 16 bytes of the largest type that moves in packets."""
+        moving = [
+            s
+            for s in self._statements()
+            if s.op in ("load", "store") and self.texts.step(s.args[1], self.counter) == 1
+        ]
+        sizes = [self.texts.buffers[s.args[0]].dtype.itemsize for s in moving]
+        return min(max(16 // max(sizes, default=4), 2), 8)
+
+    def _note_packet(self, s: Statement) -> None:
+        buffer, place = s.args[:2]
+        self.packed &= self.texts.packs(place, self.counter, self.lanes)
+        if self.texts.step(place, self.counter) == 1:
+            size = self.texts.buffers[buffer].dtype.itemsize * self.lanes
+            self.aligned[buffer] = min(size, 16)
+
+    # ----------------------------------------------------------------------------- elements
+
+    def place(self) -> str:
+        return f"const Index {self.counter} = first + k * step;"
+
+    def load_packets(self, loads: Sequence[Statement], left: str) -> None:
+        """Fill ``name_at[j]`` for each load; ``first`` and ``step`` are in scope."""
+        out, texts, lanes = self.out, self.texts, self.lanes
+        for s in loads:
+            buffer, place, _ = s.args
+            target = f"{s.name}_at[j]"
+            step = texts.step(place, self.counter)
+            each = f"{self.counter} < {left} ? {texts.value_of(s)} : {ops.zero(s.dtype)}"
+            if step is not None:
+                self._note_packet(s)
+                with out.block("if (packed)"):
+                    out(f"const Index {self.counter} = first;")
+                    if step == 1:
+                        out(
+                            f"#load_packet<{lanes}>({target}, {buffer} + ({texts.expr(place)}), "
+                            f"{left} - first);"
+                        )
+                    else:
+                        out(f"const {ops.value(s.dtype)} same = {each};")
+                        with out.unrolled("k", lanes):
+                            out(f"{target}[k] = same;")
+            with out.block("else") if step is not None else out.block(), out.unrolled("k", lanes):
+                out(self.place())
+                out(f"{target}[k] = {each};")
+
+    def store_packets(self, stores: Sequence[Statement], left: str) -> None:
+        out, texts = self.out, self.texts
+        for s in stores:
+            buffer, place, _ = s.args
+            self._note_packet(s)
+            element = ops.stored(s.dtype)
+            with out.block("if (packed)"):
+                out(f"const Index {self.counter} = first;")
+                out(
+                    f"#store_packet<{self.lanes}>({buffer} + ({texts.expr(place)}), "
+                    f"{buffer}_at[j], {left} - first);"
+                )
+            with out.block("else"), out.unrolled("k", self.lanes):
+                out(self.place())
+                out(
+                    f"if ({self.counter} < {left}) "
+                    f"{buffer}[{texts.expr(place)}] = #Store<{element}>::of({buffer}_at[j][k]);"
+                )
+
+    def elements(
+        self, body: Sequence[Statement], given: set[str], left: str, extra: Sequence[str] = ()
+    ) -> None:
+        """Run the statements of each element of packet ``j``, but those whose values are given."""
+        out, texts = self.out, self.texts
+        inline = any(s.op == "load" and s.name not in given for s in body)
+        with out.unrolled("k", self.lanes):
+            if inline:  # elements past the end read the last one
+                out("const Index place = first + k * step;")
+                out(f"const bool valid = place < {left};")
+                out(f"const Index {self.counter} = valid ? place : {left} - 1;")
+            else:
+                out(self.place())
+                out(f"const bool valid = {self.counter} < {left};")
+            for s in body:
+                if s.name in given:
+                    out(f"const {ops.value(s.dtype)} {s.name} = {s.name}_at[j][k];")
+                elif s.op != "store":
+                    out(texts.let(s))
+                elif self._in_packets(s):
+                    out(f"{s.args[0]}_at[j][k] = {s.args[2]};")
+                else:
+                    out(f"if (valid) {texts.store(s)}")
+            for line in extra:
+                out(line)
+
+    def tile(
+        self,
+        body: Sequence[Statement],
+        left: str,
+        first: str,
+        *,
+        extra: Sequence[str] = (),
+        reads: Sequence[str] = (),
+        kept: dict[str, tuple[str, np.dtype]] | None = None,
+        keep: dict[str, tuple[str, np.dtype]] | None = None,
+    ) -> None:
+        """Write one tile: loads of all packets, then their elements, then stores.
+
+        ``kept`` has the names that lie on chip with the text of their place, ``keep`` those to put
+        there.
+        """
+        out, lanes = self.out, self.lanes
+        kept, keep = kept or {}, keep or {}
+        body = _wanted(body, kept, {*keep, *reads})
+        loads = [s for s in body if self.texts.hoisted(s) and s.name not in kept]
+        stores = [s for s in body if s.op == "store" and self._in_packets(s)]
+        given = {s.name for s in loads} | kept.keys()
+        for name in (*(s.name for s in loads), *kept):
+            out(f"{ops.value(self.texts.dtypes[name])} {name}_at[{BATCH}][{lanes}];")
+        for name in keep:
+            if name not in given:
+                out(f"{ops.value(self.texts.dtypes[name])} {name}_at[{BATCH}][{lanes}];")
+        for s in stores:
+            out(f"{ops.value(s.dtype)} {s.args[0]}_at[{BATCH}][{lanes}];")
+        if given:
+            with out.unrolled("j", BATCH):
+                if loads:
+                    out(f"const Index first = {first};")
+                self.load_packets(loads, left)
+                for name, (where, _) in kept.items():
+                    out(f"#kept_packet<{lanes}>({name}_at[j], {where});")
+        with out.unrolled("j", BATCH):
+            out(f"const Index first = {first};")
+            extras = [f"{name}_at[j][k] = {name};" for name in keep if name not in given]
+            self.elements(body, given, left, [*extras, *extra])
+        if stores or keep:
+            with out.unrolled("j", BATCH):
+                if stores:
+                    out(f"const Index first = {first};")
+                self.store_packets(stores, left)
+                for name, (where, _) in keep.items():
+                    out(f"#keep_packet<{lanes}>({where}, {name}_at[j]);")
+
+    # ------------------------------------------------------------------------------ kernels
+
+    def kernel(self, name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:
+        """Return the text of one entry point."""
+        d = self.dialect
+        parameters = [_parameter(a) for a in arguments]
+        if d.name == "metal":
+            return _metal_kernel(name, lines, arguments)
+        bounds = f"__launch_bounds__({threads}) "
+        opening = f'extern "C" __global__ void {bounds}{name}('
+        return "\n".join(
+            [opening, *(f"    {p}," for p in parameters[:-1]), f"    {parameters[-1]}) {{"]
+            + ["  " + line for line in lines.lines]
+            + ["}", ""]
+        )
+
+    def buffer_arguments(self) -> list[Argument]:
+        found = []
+        for i, b in enumerate(self.loops.buffers):
+            element = ops.stored(b.dtype)
+            if b.is_scalar:
+                found.append(Argument("buffer", element, b.name, i))
+            else:
+                const = "" if b.is_output else "const "
+                found.append(Argument("buffer", f"GLOBAL {const}{element}*", b.name, i))
+        return found
+
+    def finish(self, entries: Sequence[Entry], scratch: tuple[int, ...] = ()) -> Kernel:
+        """Name the entry points after what they do and put the text together."""
+        bodies, launches = [], []
+        for e in entries:
+            given = [
+                *self.buffer_arguments(),
+                *e.arguments,
+                *self.texts.numbers_of(),
+                Argument("packed", "int", "packed"),
+            ]
+            body = self.kernel("NAME", e.lines, given, e.threads)
+            wide = "_wide" if self.wide else ""
+            name = f"{e.kind}{wide}_{hashlib.sha256(body.encode()).hexdigest()[:12]}"
+            bodies.append(body.replace("NAME", name, 1))
+            launches.append(Launch(name, e.grid, e.block, e.shared, tuple(given)))
+        marked = self.dialect.library("\n".join(bodies))
+        places = {b.name: i for i, b in enumerate(self.loops.buffers)}
+        index = f"typedef {'i64' if self.wide else 'i32'} Index;"
+        return Kernel(
+            dialect=self.dialect,
+            head=f"{self.dialect.head}{index}\n{self.texts.halves()}".rstrip("\n"),
+            wide=self.wide,
+            snippets=self.texts.snippets_for(marked),
+            body=plain(marked),
+            launches=tuple(launches),
+            scratch=scratch,
+            packed=self.packed,
+            alignments=tuple((places[name], size) for name, size in self.aligned.items()),
+        )
+
+
+@dataclass
+class Entry:
+    kind: str
+    lines: Lines
+    grid: tuple[int, int]
+    block: tuple[int, int]
+    shared: int
+    arguments: list[Argument]
+    threads: int
+
+
+def _parameter(a: Argument) -> str:
+    return f"{a.type} {a.name}"
+
+
+def _wanted(body: Sequence[Statement], kept, reads: set[str]) -> list[Statement]:
+    """Return the statements of a body that its stores and ``reads`` need, given ``kept``."""
+    needed = set(reads)
+    out = []
+    for s in reversed(body):
+        if s.op == "store" or s.name in needed:
+            out.append(s)
+            if s.name not in kept or s.op == "store":
+                needed.update(sources_of(s))
+    return out[::-1]
+
+
+def sources_of(s: Statement) -> list[str]:
+    """Return the names of the values that a statement reads."""
+    if s.op == "scalar":
+        return []
+    if s.op in ("load", "store"):
+        extra = [] if s.args[2] is None else [s.args[2]]
+        return [*loaded_names(s.args[1]), *extra]
+    if s.op in ("index", "in_range", "divides"):
+        return list(loaded_names(s.args[0]))
+    return list(s.args)
+
+
+def is_wide(loops: Loops) -> bool:
+    """Tell whether an index can leave the range of 32 bits."""
+    limit = 2**31 - 2**22
+    if loops.rows * loops.cols >= limit:
+        return True
+    sizes = {b.name: b.node.size for b in loops.buffers}
+    if max(sizes.values(), default=0) >= limit:
+        return True
+    statements = [*loops.before, *(s for p in loops.phases for s in (*p.body, *p.after))]
+    for s in statements:
+        for e in (a for a in s.args if isinstance(a, Expr)):
+            least, most = _known_bounds(e)
+            if least <= -limit or most >= limit:
+                return True
+    return False
+
+
+def _known_bounds(e: Expr) -> tuple[int, int]:
+    """Return the bounds of the part of ``e`` that is not read from memory."""
+    known = tuple((a, f) for a, f in e.terms if type(a) is not Loaded)
+    return Expr(known, e.offset).bounds
