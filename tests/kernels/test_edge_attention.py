@@ -6,8 +6,8 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import _device, geom
-from rtxarr.geom import _bins, _fused
-from rtxarr.kernels import dropout, edge_attention, edges, philox
+from rtxarr.geom import _fused
+from rtxarr.kernels import dropout, edge_attention, philox
 from rtxarr.testing import assert_close
 
 DTYPES = ["float32", "float64", "float16", ml_dtypes.bfloat16]
