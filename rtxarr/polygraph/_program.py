@@ -28,11 +28,11 @@ class Step(NamedTuple):
     """A kernel, or (``loops`` is None) an operation that the interpreter runs.
 
     ``run`` takes the arrays of ``sources`` and, for a kernel, of ``results``; ``name`` is its name
-    in the program's text.
+    in the program's text. A view is part of the text, and ``run`` None.
     """
 
     name: str
-    run: Callable
+    run: Callable | None
     sources: tuple[Node, ...]
     results: tuple[Node, ...]
     group: Group
@@ -132,8 +132,11 @@ class Program:
             results = tuple(group.outputs)
             if group.kind == "eager":
                 (node,) = results
+                run: Callable | None
                 if node.op in CONTROL:
                     run = self._control_step(node)
+                elif node.op in VIEWS and node.ndim and node not in read_by_kernels:
+                    run = None  # it is written out
                 else:
                     run = _eager_step(node, contiguous=node in read_by_kernels)
                 steps.append(Step(f"{node.op}{i}", run, node.src, results, group, None))
@@ -180,7 +183,9 @@ class Program:
         for i, step in enumerate(self.steps):
             self._values[step.name] = step.run
             arguments = [self._name(n, step.loops is not None) for n in step.sources]
-            if step.loops is None:
+            if step.run is None:
+                lines.append(f"{self._name(*step.results)} = {self._view(step, *arguments)}")
+            elif step.loops is None:
                 lines.append(f"{self._name(*step.results)} = {step.name}({', '.join(arguments)})")
             else:
                 for node in step.results:
@@ -197,6 +202,19 @@ class Program:
                 lines.append(" = ".join([*map(self._name, dead), "None"]))
         lines += self._write_back()
         return "\n    ".join(lines) + "\n"
+
+    def _view(self, step: Step, source: str) -> str:
+        """Return the text of a view."""
+        (node,) = step.results
+        if node.op == "reshape":
+            return f"{source}.reshape({node.shape})"
+        if node.op == "permute":
+            return f"{source}.transpose({node.attrs[0]})"
+        if node.op == "slice":
+            key = _interpret.key_of(*node.attrs, node.shape)
+            return f"{source}[{self._refer('key', key)}]"
+        broadcast = self._refer("broadcast", _broadcast)
+        return f"{broadcast}({source}, {node.shape})"
 
     def _write_back(self) -> list[str]:
         """Write the updates into the inputs; what looks at an input is copied before."""
@@ -269,6 +287,10 @@ def _contiguous(array: Any) -> Any:
 
 def _on_contiguous(program: Program) -> Callable:
     return lambda *arrays: program.run(*map(_contiguous, arrays))
+
+
+def _broadcast(array: Any, shape: tuple[int, ...]) -> Any:
+    return namespace(array).broadcast_to(array, shape)
 
 
 def _copy(array: Any) -> Any:
