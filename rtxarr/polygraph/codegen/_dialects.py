@@ -44,6 +44,7 @@ _CUDA = f"""
 #define GLOBAL
 #define SHARED
 #define PRIVATE
+#define RESTRICT __restrict__
 #define UNROLL _Pragma("unroll")
 #define BARRIER() __syncthreads()
 #define SHUFFLE(a, apart) __shfl_xor_sync(0xffffffffu, a, apart)
@@ -75,6 +76,7 @@ _HIP = f"""
 #define GLOBAL
 #define SHARED
 #define PRIVATE
+#define RESTRICT __restrict__
 #define UNROLL _Pragma("unroll")
 #define BARRIER() __syncthreads()
 #define SHUFFLE(a, apart) __shfl_xor(a, apart, 32)
@@ -104,6 +106,7 @@ using namespace metal;
 #define GLOBAL device
 #define SHARED threadgroup
 #define PRIVATE thread
+#define RESTRICT
 #define UNROLL _Pragma("unroll")
 #define BARRIER() threadgroup_barrier(mem_flags::mem_threadgroup)
 #define SHUFFLE(a, apart) simd_shuffle_xor(a, (ushort)(apart))

@@ -47,13 +47,9 @@ def keep_plan(
     for name in sorted(lives, key=lambda n: (-size(n), lives[n])):
         begin, end = lives[name]
         dtype = texts.dtypes[name]
-        for slot, (_, other, free) in enumerate(slots):
-            if other == dtype and free <= begin:
-                break
-        else:
-            slot = len(slots)
-            slots.append((size(name), dtype, end))
-        slots[slot] = (size(name), dtype, end)
+        free = [k for k, (_, other, used) in enumerate(slots) if other == dtype and used <= begin]
+        slot = free[0] if free else len(slots)
+        slots[slot : slot + 1] = [(size(name), dtype, end)]
         for number in range(begin, end + 1):
             if number == begin or name in bodies[number]:
                 keeps[number][name] = (slot, begin, end)

@@ -286,10 +286,10 @@ FUNCTION Index rest(Index a, Divisor d) { return a % d.number; }
     "shuffled": """
 template<class T> FUNCTION T shuffled(T a, int apart) { return SHUFFLE(a, apart); }
 """,
-    "shuffled_c": """
+    "shuffled_c64": """
 FUNCTION c64 shuffled(c64 a, int apart) { return c64{SHUFFLE(a.re, apart), SHUFFLE(a.im, apart)}; }
 """,
-    "shuffled_z": """
+    "shuffled_c128": """
 FUNCTION c128 shuffled(c128 a, int apart) {
   return c128{SHUFFLE(a.re, apart), SHUFFLE(a.im, apart)};
 }

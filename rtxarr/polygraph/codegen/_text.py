@@ -64,7 +64,8 @@ class Kernel:
         Whether indices have 64 bits.
     snippets : tuple of str
         Names of the functions that it calls, in the order in which they must stand.
-    body : str
+    bodies : tuple of str
+        The text of each entry point.
     launches : tuple of Launch
         In order.
     scratch : tuple of int
@@ -80,11 +81,15 @@ class Kernel:
     head: str
     wide: bool
     snippets: tuple[str, ...]
-    body: str
+    bodies: tuple[str, ...]
     launches: tuple[Launch, ...]
     scratch: tuple[int, ...]
     packed: bool
     alignments: tuple[tuple[int, int], ...]
+
+    @property
+    def body(self) -> str:
+        return "\n".join(self.bodies)
 
     @property
     def text(self) -> str:
@@ -99,7 +104,7 @@ def join_texts(kernels: Iterable[Kernel]) -> str:
     wanted: dict[str, None] = {}
     for name in order:
         wanted |= dict.fromkeys((*needed(SNIPPETS[name]), name))
-    bodies = dict.fromkeys(k.body for k in kernels)
+    bodies = dict.fromkeys(body for k in kernels for body in k.bodies)
     snippets = [SNIPPETS[name].strip("\n") for name in wanted]
     library = kernels[0].dialect.library
     return "\n".join([kernels[0].head, *map(library, map(plain, snippets)), "", *bodies])
@@ -286,6 +291,9 @@ class Texts:
             if name in types:
                 names |= {f"value_{short}"} if "value" in names else set()
                 names |= {f"Store_{short}"} if "Store" in names else set()
+        if "shuffled" in names:
+            complex_ = (("complex64", "c64"), ("complex128", "c128"))
+            names |= {f"shuffled_{short}" for name, short in complex_ if name in types}
         if self.divisors:
             names.add("Divisor_wide" if self.wide else "Divisor")
         return tuple(sorted(names))

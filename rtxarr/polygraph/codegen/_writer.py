@@ -54,11 +54,13 @@ class Writer:
     def _statements(self) -> list[Statement]:
         return [s for p in self.loops.phases for s in p.body]
 
+    def packet_step(self, place: Expr) -> int | None:
+        """Return how far a place moves inside a packet, as ``Texts.step``."""
+        return self.texts.step(place, self.counter)
+
     def _in_packets(self, s: Statement) -> bool:
-        """Tell whether a load or store moves whole packets."""
-        if s.op == "store":
-            return self.texts.step(s.args[1], self.counter) == 1
-        return self.texts.hoisted(s) and self.texts.step(s.args[1], self.counter) in (0, 1)
+        """Tell whether a store moves whole packets."""
+        return self.packet_step(s.args[1]) == 1
 
     def _lanes(self) -> int:
         """Return the elements of a packet: 16 bytes of the largest type that moves in packets."""
@@ -88,7 +90,7 @@ class Writer:
         for s in loads:
             buffer, place, _ = s.args
             target = f"{s.name}_at[j]"
-            step = texts.step(place, self.counter)
+            step = self.packet_step(place)
             each = f"{self.counter} < {left} ? {texts.value_of(s)} : {ops.zero(s.dtype)}"
             if step is not None:
                 self._note_packet(s)
@@ -204,10 +206,7 @@ class Writer:
 
     def kernel(self, name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:
         """Return the text of one entry point."""
-        d = self.dialect
-        parameters = [_parameter(a) for a in arguments]
-        if d.name == "metal":
-            return _metal_kernel(name, lines, arguments)
+        parameters = [f"{a.type} {a.name}" for a in arguments]
         bounds = f"__launch_bounds__({threads}) "
         opening = f'extern "C" __global__ void {bounds}{name}('
         return "\n".join(
@@ -224,12 +223,15 @@ class Writer:
                 found.append(Argument("buffer", element, b.name, i))
             else:
                 const = "" if b.is_output else "const "
-                found.append(Argument("buffer", f"GLOBAL {const}{element}*", b.name, i))
+                # Only a map may write where it reads.
+                alone = "" if self.loops.kind == "map" else " RESTRICT"
+                found.append(Argument("buffer", f"GLOBAL {const}{element}*{alone}", b.name, i))
         return found
 
     def finish(self, entries: Sequence[Entry], scratch: tuple[int, ...] = ()) -> Kernel:
         """Name the entry points after what they do and put the text together."""
-        bodies, launches = [], []
+        bodies: dict[str, None] = {}
+        launches = []
         for e in entries:
             given = [
                 *self.buffer_arguments(),
@@ -240,17 +242,16 @@ class Writer:
             body = self.kernel("NAME", e.lines, given, e.threads)
             wide = "_wide" if self.wide else ""
             name = f"{e.kind}{wide}_{hashlib.sha256(body.encode()).hexdigest()[:12]}"
-            bodies.append(body.replace("NAME", name, 1))
+            bodies[self.dialect.library(body.replace("NAME", name, 1))] = None
             launches.append(Launch(name, e.grid, e.block, e.shared, tuple(given)))
-        marked = self.dialect.library("\n".join(bodies))
         places = {b.name: i for i, b in enumerate(self.loops.buffers)}
         index = f"typedef {'i64' if self.wide else 'i32'} Index;"
         return Kernel(
             dialect=self.dialect,
             head=f"{self.dialect.head}{index}\n{self.texts.halves()}".rstrip("\n"),
             wide=self.wide,
-            snippets=self.texts.snippets_for(marked),
-            body=plain(marked),
+            snippets=self.texts.snippets_for("".join(bodies)),
+            bodies=tuple(map(plain, bodies)),
             launches=tuple(launches),
             scratch=scratch,
             packed=self.packed,
@@ -260,6 +261,8 @@ class Writer:
 
 @dataclass
 class Entry:
+    """An entry point being written; ``threads`` is the most that a block has."""
+
     kind: str
     lines: Lines
     grid: tuple[int, int]
@@ -267,10 +270,6 @@ class Entry:
     shared: int
     arguments: list[Argument]
     threads: int
-
-
-def _parameter(a: Argument) -> str:
-    return f"{a.type} {a.name}"
 
 
 def _wanted(body: Sequence[Statement], kept, reads: set[str]) -> list[Statement]:
@@ -300,7 +299,7 @@ def sources_of(s: Statement) -> list[str]:
 def is_wide(loops: Loops) -> bool:
     """Tell whether an index can leave the range of 32 bits."""
     limit = 2**31 - 2**22
-    if loops.rows * loops.cols >= limit:
+    if loops.kind != "segments" and loops.rows * loops.cols >= limit:
         return True
     sizes = {b.name: b.node.size for b in loops.buffers}
     if max(sizes.values(), default=0) >= limit:

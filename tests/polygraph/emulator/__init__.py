@@ -7,6 +7,7 @@ range does not stay unseen.
 """
 
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import os
@@ -94,7 +95,7 @@ class EmulatorBackend:
         self.kernels = {}  # a text's entry point, compiled
 
     def fuses(self, op, dtype):
-        return _operations.renders(op, np.dtype(dtype))
+        return _operations.fuses(op, np.dtype(dtype))
 
     def empty(self, shape, dtype):
         array = np.empty(shape, dtype)
@@ -116,6 +117,32 @@ class EmulatorBackend:
         self.compile(kernels)
         return [
             functools.partial(self.run, k, loops) for k, loops in zip(kernels, many, strict=True)
+        ]
+
+    def build_text(self, loops, text):
+        """Build a kernel from a text that was changed by hand."""
+        return self.build_texts([(loops, text)])[0]
+
+    def build_texts(self, many):
+        """Build kernels from pairs of loops and changed text, in one run of the compiler."""
+        kernels = []
+        for loops, text in many:
+            kernel = self.generate(loops)
+            launches = []
+            for launch in kernel.launches:
+                name = f"{launch.name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+                text = text.replace(launch.name, name)
+                launches.append(dataclasses.replace(launch, name=name))
+            head, at, body = text.partition('extern "C" __global__')
+            kernels.append(
+                dataclasses.replace(
+                    kernel, head=head, snippets=(), body=at + body, launches=tuple(launches)
+                )
+            )
+        self.compile(kernels)
+        return [
+            functools.partial(self.run, k, loops)
+            for k, (loops, _) in zip(kernels, many, strict=True)
         ]
 
     def compile(self, kernels):
@@ -146,6 +173,7 @@ class EmulatorBackend:
         for seed in self.seeds:
             with _lock, _Memory(loops, arrays, at_end=seed % 2 == 1 or seed == 0) as memory:
                 self._launch(kernel, memory, seed)
+                memory.check()
                 results.append(memory.outputs())
         for other in results[1:]:
             for a, b in zip(results[0], other, strict=True):
@@ -210,8 +238,17 @@ class _Memory:
             base = _fibres().gpu_guarded(size, self.at_end)
             block[2] = base + shift
             block.append((base, size))
+            ctypes.memset(base, 0xC3, -(-size // 16) * 16)
             ctypes.memmove(block[2], block[0], block[1] - block[0])
         return self
+
+    def check(self):
+        """See that nothing was written between an array and the page after it."""
+        for low, high, at, (base, size) in self.blocks:
+            after = at + high - low
+            around = ctypes.string_at(base, at - base)
+            around += ctypes.string_at(after, base + -(-size // 16) * 16 - after)
+            assert not around.strip(b"\xc3"), "a thread wrote beside an array"
 
     def __exit__(self, *exc):
         for *_, (base, size) in self.blocks:

@@ -1,0 +1,309 @@
+"""Kernels on an NVIDIA GPU: CUDA text, compiled by NVRTC, started through CuPy.
+
+A kernel's text is the same for all shapes of a pattern. What belongs to a shape (sizes, blocks) is
+put into a buffer of arguments when a program is made; what belongs to a call (addresses, numbers,
+whether packets are aligned) when it is called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import struct
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from rtxarr import _device
+from rtxarr.polygraph import _cache
+from rtxarr.polygraph._loops import Loops
+from rtxarr.polygraph.codegen import _kernels, _nvrtc, _operations
+from rtxarr.polygraph.codegen._dialects import CUDA
+from rtxarr.polygraph.codegen._text import Argument, Kernel, number_bytes
+
+# struct's formats of numbers that are parameters; what has an "s" is passed by its bytes.
+_FORMATS = {
+    "bool": "?7x", "i8": "b7x", "i16": "h6x", "i32": "i4x", "i64": "q",
+    "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q", "f32": "f4x", "f64": "d",
+    "f16": "2s6x", "bf16": "2s6x", "c64": "8s", "c128": "16s",
+}  # fmt: skip
+
+
+class CudaBackend:
+    """Runs kernels on CuPy arrays.
+
+    Parameters
+    ----------
+    mode : str, default "strict"
+        "strict": each operation is rounded as CuPy rounds it. "fast": products and sums may be
+        rounded together, and halves stay float32 inside a kernel.
+    gpu : object, optional
+        What loads and starts kernels: an object like :class:`Gpu`.
+    """
+
+    def __init__(self, mode: str = "strict", gpu: Any = None) -> None:
+        self.strict = mode == "strict"
+        self._gpu = gpu
+
+    @functools.cached_property
+    def gpu(self) -> Any:
+        return self._gpu or Gpu()
+
+    @functools.cached_property
+    def empty(self) -> Callable:
+        """Makes an uninitialized array of a shape and dtype."""
+        return self.gpu.empty
+
+    def fuses(self, op: str, dtype: Any) -> bool:
+        """Tell whether a map, cast or reduction of values of ``dtype`` can be in a kernel."""
+        return _operations.fuses(op, np.dtype(dtype))
+
+    def generate(self, loops: Loops) -> Kernel:
+        """Return the text of a kernel and how it is started."""
+        limit = self.gpu.shared_limit(self.gpu.current_device())
+        return _kernels.generate(loops, CUDA, strict=self.strict, shared_limit=limit)
+
+    def source(self, loops: Loops) -> str:
+        """Return the CUDA text of a kernel."""
+        return self.generate(loops).text
+
+    def build(self, loops: Loops) -> Callable:
+        """Return a function of the arrays and NumPy scalars of ``loops.buffers``, in order.
+
+        It starts the kernel on the current stream. Kernels are compiled beside one another, in
+        threads; the first call waits.
+        """
+        kernel = self.generate(loops)
+        cc = self.gpu.capability(self.gpu.current_device())
+        code = _pool().submit(self.machine_code, kernel, cc)
+        return self.launcher(kernel, {cc: code})
+
+    def machine_code(self, kernel: Kernel, cc: tuple[int, int]) -> bytes:
+        """Return the cubin of a kernel for a compute capability."""
+        return machine_code(kernel.text, cc, strict=self.strict)
+
+    def launcher(self, kernel: Kernel, codes: dict[tuple[int, int], Future]) -> Callable:
+        """Return the function that starts a kernel.
+
+        ``codes`` has its machine code for some compute capabilities; others are compiled when they
+        are met.
+        """
+        return _Launcher(self, kernel, codes).run
+
+
+def machine_code(text: str, cc: tuple[int, int], *, strict: bool) -> bytes:
+    """Return the cubin of CUDA text, from the cache or freshly compiled."""
+    key = _cache.digest(text, cc, _nvrtc.options(cc, strict=strict), _nvrtc.version())
+    return _cache.kernels.get(key, lambda: _nvrtc.compile_text(text, cc, strict=strict)[0])
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(os.cpu_count() or 1, 8), thread_name_prefix="nvrtc")
+
+
+class Gpu:
+    """CuPy's part: devices, streams, memory, loading and starting kernels."""
+
+    def __init__(self) -> None:
+        cupy = self._cupy = _device.cupy
+        self.current_device = cupy.cuda.runtime.getDevice
+        self.current_stream = cupy.cuda.get_current_stream
+        self.start = cupy.cuda.driver.launchKernel
+        self.empty = cupy.ndarray
+        self.scratch = cupy.cuda.alloc
+
+    def capability(self, device_id: int) -> tuple[int, int]:
+        """Return the compute capability, such as (9, 0)."""
+        words = self._cupy.cuda.Device(device_id).compute_capability
+        return int(words[:-1]), int(words[-1])
+
+    @functools.cache  # noqa: B019  (there is one Gpu)
+    def shared_limit(self, device_id: int) -> int:
+        """Return the bytes of shared memory that a block can have."""
+        runtime = self._cupy.cuda.runtime
+        return runtime.deviceGetAttribute(
+            runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, device_id
+        )
+
+    def use(self, device_id: int) -> None:
+        """Make the device's context current: the driver wants that of each thread."""
+        from cuda import core
+
+        core.Device(device_id).set_current()
+
+    def load(self, code: bytes) -> Any:
+        """Return a module of the current device, which has ``function(name, shared)``."""
+        return _Module(self._cupy, code)
+
+
+class _Module:
+    """Machine code on a GPU."""
+
+    def __init__(self, cupy: Any, code: bytes) -> None:
+        self._driver = cupy.cuda.driver
+        self._module = cupy.cuda.function.Module()
+        self._module.load(code)
+        self._shared: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def function(self, name: str, shared: int) -> int:
+        """Return the handle of an entry point that may have ``shared`` bytes a block."""
+        handle = self._module.get_function(name).ptr
+        with self._lock:
+            if shared > self._shared.get(name, 48 << 10):
+                attribute = self._driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._driver.funcSetAttribute(handle, attribute, shared)
+                self._shared[name] = shared
+        return handle
+
+
+_modules: weakref.WeakValueDictionary[tuple, Any] = weakref.WeakValueDictionary()
+_modules_lock = threading.Lock()
+
+
+class _Launcher:
+    """Starts a kernel: straight-line text, and for each thread and device a buffer of arguments.
+
+    The text of a kernel that reads ``a0`` and the number ``a1`` and writes ``a2``::
+
+        def run(a0, a1, a2):
+            device = current_device()
+            try:
+                call = thread.calls[device]
+            except (AttributeError, KeyError):
+                call = prepare(device, (a0, a2))
+            p0 = a0.data.ptr
+            p2 = a2.data.ptr
+            call.write(call.buffer, 0, p0, a1, p2, not (p0 | p2) & 15)
+            start(call.handles[0], 512, 1, 1, 256, 1, 1, 0, current_stream().ptr, call.lists[0], 0)
+    """
+
+    def __init__(self, backend: CudaBackend, kernel: Kernel, codes: dict) -> None:
+        self.backend = backend
+        self.kernel = kernel
+        self.codes = codes
+        self._thread = threading.local()
+        self.text = self._write()
+        gpu = backend.gpu
+        names = {
+            "current_device": gpu.current_device,
+            "current_stream": gpu.current_stream,
+            "start": gpu.start,
+            "scratch": gpu.scratch,
+            "thread": self._thread,
+            "prepare": self._prepare,
+        }
+        exec(compile(self.text, "<launcher>", "exec"), names)
+        self.run: Callable = names["run"]
+
+    def _write(self) -> str:
+        kernel = self.kernel
+        buffers = _buffers(kernel)
+        words = [f"p{i}" if "*" in b.type else f"a{i}" for i, b in enumerate(buffers)]
+        for i, b in enumerate(buffers):
+            if "s" in _FORMATS.get(b.type, ""):
+                words[i] = f"a{i}.tobytes()"
+        arrays = [f"a{i}" for i, b in enumerate(buffers) if "*" in b.type]
+        lines = [
+            f"def run({', '.join(f'a{i}' for i in range(len(buffers)))}):",
+            "device = current_device()",
+            "try:",
+            "    call = thread.calls[device]",
+            "except (AttributeError, KeyError):",
+            f"    call = prepare(device, ({''.join(a + ', ' for a in arrays)}))",
+            *(f"p{a[1:]} = {a}.data.ptr" for a in arrays),
+        ]
+        for i, size in enumerate(kernel.scratch):
+            lines += [f"s{i} = scratch({size})"]
+            words.append(f"s{i}.ptr")
+        words.append(_packed(kernel))
+        lines.append(f"call.write(call.buffer, 0, {', '.join(words)})")
+        if len(kernel.launches) > 1:
+            lines.append("stream = current_stream().ptr")
+        stream = "stream" if len(kernel.launches) > 1 else "current_stream().ptr"
+        for i, launch in enumerate(kernel.launches):
+            shape = ", ".join(map(str, (*launch.grid, 1, *launch.block, 1, launch.shared)))
+            lines.append(f"start(call.handles[{i}], {shape}, {stream}, call.lists[{i}], 0)")
+        return "\n    ".join(lines) + "\n"
+
+    def _prepare(self, device: int, arrays: tuple) -> _Call:
+        for x in arrays:
+            if x.data.device_id != device:
+                raise ValueError(
+                    f"an array is on cuda:{x.data.device_id} but the current device is "
+                    f"cuda:{device}; enter `with rx.device('cuda:{x.data.device_id}')`"
+                )
+        gpu = self.backend.gpu
+        gpu.use(device)
+        cc = gpu.capability(device)
+        code = self.codes[cc].result() if cc in self.codes else None
+        if code is None:
+            code = self.backend.machine_code(self.kernel, cc)
+        with _modules_lock:
+            key = _cache.digest(code), device
+            module = _modules.get(key)
+            if module is None:
+                module = _modules[key] = gpu.load(code)
+        call = _Call(self.kernel, module)
+        if not hasattr(self._thread, "calls"):
+            self._thread.calls = {}
+        self._thread.calls[device] = call
+        return call
+
+
+class _Call:
+    """The arguments of a kernel's launches in memory: first what varies, then what is fixed."""
+
+    def __init__(self, kernel: Kernel, module: Any) -> None:
+        self._module = module
+        self.handles = [module.function(launch.name, launch.shared) for launch in kernel.launches]
+        formats = [_FORMATS.get(b.type, "Q") for b in _buffers(kernel)]
+        formats += ["Q"] * len(kernel.scratch) + ["q"]
+        self.write = struct.Struct("=" + "".join(formats)).pack_into
+        places = [struct.calcsize("=" + "".join(formats[:i])) for i in range(len(formats) + 1)]
+        content = bytearray(places[-1])
+        self._pointers = []
+        offsets: list[list[int]] = []
+        for launch in kernel.launches:
+            offsets.append([])
+            for a in launch.arguments:
+                if a.kind in ("number", "divisor"):
+                    offsets[-1].append(len(content))
+                    content += number_bytes(a, wide=kernel.wide).ljust(16, b"\0")
+                else:
+                    offsets[-1].append(places[_varying(kernel, a)])
+        self.buffer = (ctypes.c_ubyte * len(content)).from_buffer(content)
+        first = ctypes.addressof(self.buffer)
+        self._pointers = [(ctypes.c_void_p * len(o))(*(first + x for x in o)) for o in offsets]
+        self.lists = [ctypes.addressof(p) for p in self._pointers]
+
+
+def _buffers(kernel: Kernel) -> list[Argument]:
+    """Return the arguments that a call of the kernel takes, in its order."""
+    found = {a.value: a for x in kernel.launches for a in x.arguments if a.kind == "buffer"}
+    return [found[i] for i in sorted(found)]
+
+
+def _varying(kernel: Kernel, a: Argument) -> int:
+    """Return the place of an argument among those that vary from call to call."""
+    n = len(_buffers(kernel))
+    return {"buffer": a.value, "scratch": n + a.value, "packed": n + len(kernel.scratch)}[a.kind]
+
+
+def _packed(kernel: Kernel) -> str:
+    """Return the text of the test that all packets are aligned."""
+    if not kernel.packed:
+        return "0"
+    by_size: dict[int, list[str]] = {}
+    for number, size in kernel.alignments:
+        by_size.setdefault(size, []).append(f"p{number}")
+    tests = [f"({' | '.join(names)}) & {size - 1}" for size, names in by_size.items() if size > 1]
+    return f"not ({' or '.join(tests)})" if tests else "1"
+
+

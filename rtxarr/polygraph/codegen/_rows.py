@@ -1,0 +1,297 @@
+"""Kernels of passes over rows, and of rows that lie side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rtxarr.polygraph._loops import Phase, Statement
+from rtxarr.polygraph.codegen import _operations as ops
+from rtxarr.polygraph.codegen._keep import keep_plan
+from rtxarr.polygraph.codegen._reductions import Reduction, reduction
+from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel, Lines
+from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two
+
+SLOT = 16  # bytes for a value of a row, whatever its type
+
+
+class Shape(NamedTuple):
+    """How a pass is dealt out.
+
+    ``threads`` share a row and ``rows`` a block; ``chunks`` is above 1 if launches share a row, and
+    ``span`` is then the elements of a chunk.
+    """
+
+    threads: int
+    rows: int
+    chunks: int
+    span: int
+
+
+class Passes(Writer):
+    """What kernels with several passes have in common.
+
+    A subclass says where a thread is (``thread_lines``), which elements it takes, and how the
+    threads of a row combine what they have (``combine``).
+    """
+
+    kind = ""
+    leader = ""  # the test that a thread is the first of its row
+    lane, lanes_of_row = "", ""  # a thread's place among those of its row, and how many they are
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.reductions = [reduction(a) for p in self.loops.phases for a in p.accumulators]
+        self.slots: list[tuple[int, np.dtype]] = []
+        self.keeps: list[dict] = [{} for _ in self.loops.phases]
+
+    # ------------------------------------------------------------------------- of subclasses
+
+    def shape(self) -> Shape:
+        raise NotImplementedError
+
+    def thread_lines(self) -> None:
+        raise NotImplementedError
+
+    def combine(self, reductions: Sequence[Reduction]) -> None:
+        """Give all threads of a row the values of the whole row."""
+        raise NotImplementedError
+
+    def first_and_packet(self) -> tuple[str, str]:
+        """Return the first element of packet ``j``, and its place among what stays on chip."""
+        raise NotImplementedError
+
+    def partial_slot(self, chunk: str) -> str:
+        """Return the place of a chunk's value in scratch memory."""
+        raise NotImplementedError
+
+    def tile_size(self) -> str:
+        raise NotImplementedError
+
+    # --------------------------------------------------------------------------------- passes
+
+    def row_statements(self, statements: Sequence[Statement], *, stores: str = "live") -> None:
+        """Run statements once a row; stores where ``stores`` holds, nowhere if that is ""."""
+        for s in statements:
+            if s.op != "store":
+                self.out(self.texts.let(s))
+            elif stores:
+                self.out(f"if ({self.leader} && {stores}) {self.texts.store(s)}")
+
+    def body(self, number: int, phase: Phase) -> None:
+        """Go over the elements from ``begin`` to ``end``."""
+        out = self.out
+        reductions = [reduction(a) for a in phase.accumulators]
+        for r in reductions:
+            out(f"{r.type} {r.running} = {r.empty};")
+        if not phase.body:
+            return
+        first, packet = self.first_and_packet()
+        kept, keep = {}, {}
+        for name, (slot, made, _) in self.keeps[number].items():
+            where = f"kept{slot} + {packet}"
+            (keep if made == number else kept)[name] = (where, self.texts.dtypes[name])
+        extra = [
+            f"if (valid) {r.running} = {r.combine(r.running, r.element(self.counter))};"
+            for r in reductions
+        ]
+        with out.block(f"for (Index tile = begin; tile < end; tile += {self.tile_size()})"):
+            reads = [a.of for a in phase.accumulators]
+            self.tile(phase.body, "end", first, extra=extra, reads=reads, kept=kept, keep=keep)
+
+    def totals(self, phase: Phase, *, results: bool = True) -> None:
+        reductions = [reduction(a) for a in phase.accumulators]
+        if reductions:
+            self.combine(reductions)
+        for r in reductions if results else ():
+            self.out(r.result())
+
+    def all_passes(self) -> None:
+        """Write all passes of a kernel that does them in one launch."""
+        self.row_statements(self.loops.before)
+        for number, phase in enumerate(self.loops.phases):
+            self.body(number, phase)
+            self.totals(phase)
+            self.row_statements(phase.after)
+
+    # -------------------------------------------------------------- launches for chunks of rows
+
+    def split_passes(self, shape: Shape, grid: int, block: tuple[int, int]) -> Kernel:
+        """Write a launch for each pass; each combines anew what the chunks before it gave."""
+        phases = self.loops.phases
+        entries = []
+        n_launches = len(phases) + bool(phases[-1].accumulators)
+        for number in range(n_launches):
+            self.out = Lines()
+            is_last = number == len(phases)
+            self.thread_lines()
+            self.out(f"const Index chunk = {self.dialect.block_y};")
+            self.out("const Index begin = chunk * span, rest = cols - begin;")
+            self.out("const Index end = live ? begin + (rest < span ? rest : span) : begin;")
+            for k, r in enumerate(self.reductions):
+                self.out(
+                    f"GLOBAL {r.type}* const {r.name}_part = "
+                    f"(GLOBAL {r.type}*)(scratch + {k * SLOT} * rows * chunks);"
+                )
+            self.row_statements(self.loops.before)
+            for earlier in range(number):
+                self.from_chunks(phases[earlier])
+                stores = "live && chunk == 0" if earlier == number - 1 else ""
+                self.row_statements(phases[earlier].after, stores=stores)
+            if not is_last:
+                self.body(number, phases[number])
+                self.totals(phases[number], results=False)
+                for r in map(reduction, phases[number].accumulators):
+                    self.out(
+                        f"if ({self.leader} && live) "
+                        f"{r.name}_part[{self.partial_slot('chunk')}] = {r.running};"
+                    )
+            arguments = [
+                Argument("number", "Index", "rows", self.loops.rows),
+                Argument("number", "Index", "cols", self.loops.cols),
+                Argument("number", "Index", "span", shape.span),
+                Argument("number", "Index", "chunks", shape.chunks),
+                Argument("scratch", "GLOBAL u8*", "scratch", 0),
+            ]
+            entries.append(
+                Entry(
+                    f"{self.kind}_split", self.out, (grid, 1 if is_last else shape.chunks), block,
+                    self.partial_bytes(), arguments, 1024,
+                )  # fmt: skip
+            )
+        size = SLOT * len(self.reductions) * self.loops.rows * shape.chunks
+        return self.finish(entries, scratch=(size,))
+
+    def from_chunks(self, phase: Phase) -> None:
+        """Combine the values of all chunks of a pass before."""
+        for r in map(reduction, phase.accumulators):
+            self.out(f"{r.type} {r.running} = {r.empty};")
+            with self.out.block(
+                f"for (Index p = {self.lane}; p < (live ? chunks : 0); p += {self.lanes_of_row})"
+            ):
+                part = f"{r.name}_part[{self.partial_slot('p')}]"
+                self.out(f"{r.running} = {r.combine(r.running, part)};")
+        self.totals(phase)
+
+    def partial_bytes(self) -> int:
+        """Return the bytes of shared memory that combining takes."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------- on chip
+
+    def plan_chip(self, elements: int) -> int:
+        """Decide what stays on chip, of so many elements a block; return its bytes."""
+        slots, keeps = keep_plan(self.loops, self.texts, self.strict)
+        held = sum(size for size, _ in slots) * elements
+        if not slots or held + self.partial_bytes() > self.shared_limit:
+            return 0
+        self.slots, self.keeps = slots, keeps
+        return held
+
+    def kept_type(self, dtype: np.dtype) -> str:
+        return ops.stored(dtype) if self.strict else ops.value(dtype)
+
+    def chip_lines(self, elements: str, own: str) -> None:
+        """Name the arrays on chip: of so many ``elements`` each, a row's from ``own`` on."""
+        before = f"{self.partial_bytes()}"
+        for number, (_, dtype) in enumerate(self.slots):
+            element = self.kept_type(dtype)
+            self.out(
+                f"SHARED {element}* const kept{number} = (SHARED {element}*)(shared_memory + "
+                f"{before}) + {own};"
+            )
+            before += f" + sizeof({element}) * {elements}"
+
+
+class Rows(Passes):
+    kind = "rows"
+    leader = "thread == 0"
+    lane, lanes_of_row = "thread", "threads"
+
+    def shape(self) -> Shape:
+        rows, cols = self.loops.rows, self.loops.cols
+        packets = -(-cols // self.lanes)
+        if rows * 1024 < FULL // 2 and cols > 8192:
+            tile = 256 * BATCH * self.lanes
+            chunks = min(max(FULL * 2 // (256 * rows), 1), -(-cols // (4 * tile)))
+            span = -(-cols // (chunks * tile)) * tile
+            if span < cols:
+                return Shape(256, 1, -(-cols // span), span)
+        if packets <= 32 * BATCH:
+            threads = power_of_two(-(-packets // BATCH))
+        else:
+            threads = min(max(power_of_two(packets) // 8, 32), 1024)
+        while threads < 1024 and packets > threads * BATCH and rows * threads < FULL:
+            threads *= 2
+        return Shape(threads, max(256 // threads, 1), 1, cols)
+
+    def run(self) -> Kernel:
+        loops = self.loops
+        shape = self.shape()
+        if shape.chunks > 1:
+            return self.split_passes(shape, loops.rows, (shape.threads, shape.rows))
+        tile = shape.threads * BATCH * self.lanes
+        padded = -(-loops.cols // tile) * tile
+        held = self.plan_chip(padded * shape.rows)
+        self.thread_lines()
+        self.out("const Index begin = 0, end = live ? cols : 0;")
+        self.chip_lines(f"padded * {self.dialect.threads_y}", f"{self.dialect.thread_y} * padded")
+        self.all_passes()
+        arguments = [
+            Argument("number", "Index", "rows", loops.rows),
+            Argument("number", "Index", "cols", loops.cols),
+            Argument("number", "Index", "padded", padded),
+        ]
+        entry = Entry(
+            "rows", self.out, (-(-loops.rows // shape.rows), 1), (shape.threads, shape.rows),
+            held + self.partial_bytes(), arguments, 1024,
+        )  # fmt: skip
+        return self.finish([entry])
+
+    def partial_bytes(self) -> int:
+        return 32 * SLOT * len(self.reductions)
+
+    def thread_lines(self) -> None:
+        out, d = self.out, self.dialect
+        if self.reductions or self.slots:
+            out(d.shared_memory)
+        out(f"const Index thread = {d.thread_x}, threads = {d.threads_x};")
+        out("const Index step = packed ? 1 : threads;")
+        out(f"const Index row = (Index){d.block_x} * {d.threads_y} + {d.thread_y};")
+        out("const bool live = row < rows;")
+        out("const Index r = live ? row : rows - 1;")
+
+    def tile_size(self) -> str:
+        return f"threads * {BATCH * self.lanes}"
+
+    def first_and_packet(self) -> tuple[str, str]:
+        packet = f"tile + (j * threads + thread) * {self.lanes}"
+        return f"(packed ? {packet} : tile + j * threads * {self.lanes} + thread)", packet
+
+    def partial_slot(self, chunk: str) -> str:
+        return f"r * chunks + {chunk}"
+
+    def combine(self, reductions: Sequence[Reduction]) -> None:
+        out, d = self.out, self.dialect
+        with out.block("for (int apart = (threads < 32 ? threads : 32) / 2; apart; apart /= 2)"):
+            for r in reductions:
+                out(f"{r.running} = {r.combine(r.running, f'#shuffled({r.running}, apart)')};")
+        with out.block("if (threads > 32)"):
+            out(f"const Index warps = threads / 32, first_warp = {d.thread_y} * warps;")
+            for r in reductions:
+                place = 32 * SLOT * [x.name for x in self.reductions].index(r.name)
+                out(
+                    f"SHARED {r.type}* const {r.name}_of = "
+                    f"(SHARED {r.type}*)(shared_memory + {place}) + first_warp;"
+                )
+            with out.block("if (thread % 32 == 0)"):
+                for r in reductions:
+                    out(f"{r.name}_of[thread / 32] = {r.running};")
+            out("BARRIER();")
+            for r in reductions:
+                out(f"{r.running} = {r.name}_of[0];")
+            with out.block("for (Index warp = 1; warp < warps; ++warp)"):
+                for r in reductions:
+                    out(f"{r.running} = {r.combine(r.running, f'{r.name}_of[warp]')};")
