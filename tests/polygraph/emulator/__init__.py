@@ -92,7 +92,8 @@ class EmulatorBackend:
         self.seeds = seeds
         self.dialect = DIALECTS[dialect]
         self.shared_limit = shared_limit
-        self.kernels = {}  # a text's entry point, compiled
+        self.kernels = {}  # entry points by name, compiled
+        self.waiting = []  # kernels that are not
 
     def fuses(self, op, dtype):
         return _operations.fuses(op, np.dtype(dtype))
@@ -109,15 +110,13 @@ class EmulatorBackend:
         return self.generate(loops).text
 
     def build(self, loops):
-        return self.build_all([loops])[0]
+        """Return what runs a kernel; the first run of any compiles all that were built before."""
+        kernel = self.generate(loops)
+        self.waiting.append(kernel)
+        return functools.partial(self.run, kernel, loops)
 
     def build_all(self, many):
-        """Build kernels in one run of the compiler for each width of indices."""
-        kernels = [self.generate(loops) for loops in many]
-        self.compile(kernels)
-        return [
-            functools.partial(self.run, k, loops) for k, loops in zip(kernels, many, strict=True)
-        ]
+        return [self.build(loops) for loops in many]
 
     def build_text(self, loops, text):
         """Build a kernel from a text that was changed by hand."""
@@ -136,23 +135,24 @@ class EmulatorBackend:
             head, at, body = text.partition('extern "C" __global__')
             kernels.append(
                 dataclasses.replace(
-                    kernel, head=head, snippets=(), body=at + body, launches=tuple(launches)
+                    kernel, head=head, snippets=(), bodies=(at + body,), launches=tuple(launches)
                 )
             )
-        self.compile(kernels)
+        self.waiting += kernels
         return [
             functools.partial(self.run, k, loops)
             for k, (loops, _) in zip(kernels, many, strict=True)
         ]
 
-    def compile(self, kernels):
+    def compile(self):
+        """Compile what is waiting, in one run of the compiler for each width of indices."""
         with _lock:
-            missing = {
-                launch.name: k for k in kernels for launch in k.launches
-                if launch.name not in self.kernels
-            }  # fmt: skip
-            for head in dict.fromkeys(k.head for k in missing.values()):
-                some = list(dict.fromkeys(k for k in missing.values() if k.head == head))
+            kernels, self.waiting = self.waiting, []
+            names = {launch.name for k in kernels for launch in k.launches}
+            if names <= self.kernels.keys():
+                return
+            for head in dict.fromkeys(k.head for k in kernels):
+                some = list(dict.fromkeys(k for k in kernels if k.head == head))
                 thunks = dict.fromkeys(_thunk(launch) for k in some for launch in k.launches)
                 text = "\n".join([f'#include "{self._header}"', join_texts(some), *thunks, ""])
                 text = text.replace(
@@ -169,6 +169,7 @@ class EmulatorBackend:
 
     def run(self, kernel, loops, *arrays):
         """Run a kernel on arrays and numbers in the order of ``loops.buffers``."""
+        self.compile()
         results = []
         for seed in self.seeds:
             with _lock, _Memory(loops, arrays, at_end=seed % 2 == 1 or seed == 0) as memory:
