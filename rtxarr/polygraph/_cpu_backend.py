@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr.polygraph._loops import Loops
+from rtxarr.polygraph._loops import Buffer, Loops
 from rtxarr.polygraph.codegen import _cpu, _llvm
 from rtxarr.polygraph.codegen._cpu_text import Writer
 
@@ -66,10 +66,12 @@ class CpuBackend:
         address = numbers.ctypes.data
         per_thread = max(1, _PER_THREAD * count // max(1, loops.rows * loops.cols))
         parts = _parts(count, per_thread, _grain(loops))
+        buffers = loops.buffers
         if len(parts) == 1:
 
             def run(*arrays, _keep=(module, numbers)):
-                function(*arrays, address, 0, count)
+                if function(*arrays, address, 0, count):
+                    function(*map(_exact, buffers, arrays), address, 0, count)
 
             return run
         (first_begin, first_end), *others = parts
@@ -78,8 +80,8 @@ class CpuBackend:
             pool = _pool()
             waiting = [pool.submit(function, *arrays, address, a, b) for a, b in others]
             function(*arrays, address, first_begin, first_end)
-            for w in waiting:
-                w.result()
+            if sum([w.result() for w in waiting]):
+                run_in_threads(*map(_exact, buffers, arrays))
 
         return run_in_threads
 
@@ -98,7 +100,12 @@ class CpuBackend:
             tile, chunk = 1, lanes
         else:
             tile, chunk = max(1, lanes // max(cols, 1)), cols
-        return writer, (tile, chunk, rows, cols)
+        return writer, (tile, chunk, rows, cols, id(np.ndarray))
+
+
+def _exact(buffer: Buffer, x: Any) -> Any:
+    """Return an array or number as the type that kernels read: no subclass, nor 0-d as a scalar."""
+    return buffer.dtype.type(x) if buffer.is_scalar else np.asarray(x)
 
 
 def _grain(loops: Loops) -> int:

@@ -251,6 +251,9 @@ class Assembly:
         if op == "rsqrt":
             return self._half("reciprocal", dtype, [self._half("sqrt", dtype, args)])
         out = self._float(op, _F32, wide)
+        if op == "sign" and dtype.name == "bfloat16":  # of ml_dtypes: zero keeps its sign
+            zero = self.let(f"fcmp oeq float {wide[0]}, 0.0")
+            out = self._select(zero, wide[0], out, _F32)
         return out if MAPS[op][1] == "bool" else self.narrow(out, dtype)
 
     def _half_signs(self, op: str, dtype: np.dtype, args: list[str]) -> str:

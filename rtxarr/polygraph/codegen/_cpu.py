@@ -9,10 +9,11 @@ array of a tile's length, unless it is cheaper to compute it again.
 
 A kernel is one function::
 
-    void kernel(PyObject *array, ..., int64_t *numbers, int64_t begin, int64_t end)
+    int kernel(PyObject *array, ..., int64_t *numbers, int64_t begin, int64_t end)
 
 of elements (map) or rows ``begin`` to ``end``. It takes arrays and NumPy scalars as they are: where
-their memory is stands behind the head of the object.
+their memory is stands behind the head of the object. It gives 1, and does nothing, if one is not of
+the very type.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from rtxarr.polygraph.codegen._cpu import BINARY, Plan, Planned, Section
 
 _INT64 = np.dtype(np.int64)
 # Numbers that every kernel takes, before those of its index expressions.
-FIXED = ("tile", "chunk", "rows", "cols")
+FIXED = ("tile", "chunk", "rows", "cols", "array")
 # Where an object's memory begins, or the pointer to it: behind what every object starts with.
 _HEAD = object.__basicsize__
 
@@ -78,6 +78,7 @@ class Writer:
     def __init__(self, plan: Plan, *, contract: bool = False) -> None:
         self.plan = plan
         self.asm = Assembly(contract=contract)
+        self.asm.block = "known"
         self.numbers: list[int] = []
         self._number_names: dict[int, str] = {}
         self._loop_names: dict[_ufuncs.Loop, tuple[str, str, str]] = {}
@@ -140,7 +141,7 @@ class Writer:
         plan, asm = self.plan, self.asm
         arguments = ", ".join(f"ptr %o_{b.name}" for b in plan.loops.buffers)
         head = [
-            f"define void @kernel({arguments}, ptr %numbers, i64 %begin, i64 %end) {{",
+            f"define i32 @kernel({arguments}, ptr %numbers, i64 %begin, i64 %end) {{",
             "entry:",
         ]
         for i, name in enumerate(FIXED):
@@ -158,8 +159,32 @@ class Writer:
             self._entry += self._scratch()
             free = ["  call void @free(ptr %scratch)"]
             asm.declared |= {"declare ptr @malloc(i64)", "declare void @free(ptr)"}
-        lines = [*head, *self._entry, *self._late_entry, *asm.lines, *free, "  ret void", "}"]
+        checks = self._checks()
+        lines = [*head, *checks, *self._entry, *self._late_entry, *asm.lines, *free]
+        lines += ["  ret i32 0", "}"]
         return "\n".join([*lines, *sorted(asm.declared), *self._metadata, ""])
+
+    def _checks(self) -> list[str]:
+        """Return lines that end with 1 unless each object is of the very type it must be."""
+        lines: list[str] = []
+        checked = "true"
+        for b in self.plan.loops.buffers:
+            where = FIXED.index("array")
+            if b.is_scalar:
+                where = len(FIXED) + len(self.numbers)
+                self.numbers.append(id(b.dtype.type))
+            name = f"%is_{b.name}"
+            lines += [
+                f"  {name}_p = getelementptr i8, ptr %o_{b.name}, i64 {_HEAD - 8}",
+                f"  {name}_t = load i64, ptr {name}_p",
+                f"  {name}_q = getelementptr i64, ptr %numbers, i64 {where}",
+                f"  {name}_k = load i64, ptr {name}_q",
+                f"  {name}_e = icmp eq i64 {name}_t, {name}_k",
+                f"  {name} = and i1 {checked}, {name}_e",
+            ]
+            checked = name
+        lines.append(f"  br i1 {checked}, label %known, label %unknown")
+        return [*lines, "unknown:", "  ret i32 1", "known:"]
 
     def _scratch(self) -> list[str]:
         """Return lines that lay out the slots, each from a multiple of 64 bytes on."""

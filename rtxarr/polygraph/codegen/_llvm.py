@@ -62,8 +62,8 @@ class Module:
             self._addresses = {name: self._library[name] for name in names}
 
     def function(self, name: str, argtypes: Sequence[Any]) -> Any:
-        """Return a function of no result; it runs without Python's lock."""
-        return ctypes.CFUNCTYPE(None, *argtypes)(self._addresses[name])
+        """Return a function that gives an int; it runs without Python's lock."""
+        return ctypes.CFUNCTYPE(ctypes.c_int, *argtypes)(self._addresses[name])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,0 +1,210 @@
+"""Kernels on the CPU, against the interpreter: the same bits, but for sums."""
+
+import functools
+import os
+import random
+
+import numpy as np
+import pytest
+
+from rtxarr import dtypes
+from rtxarr._device import namespace
+from rtxarr.polygraph import _interpret
+from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._cpu_backend import CpuBackend
+from rtxarr.polygraph._program import Program
+from rtxarr.testing import assert_close
+
+from .random_graphs import Maker
+
+DTYPES = (
+    *"float32 float64 float16 bfloat16 int8 int16 int32 int64".split(),
+    *"uint8 uint16 uint32 uint64 bool complex64 complex128".split(),
+)
+
+
+class Poisoned(CpuBackend):
+    """Allocates memory that holds no zeros."""
+
+    def empty(self, shape, dtype):
+        out = np.empty(shape, dtype)
+        out.reshape(-1).view(np.uint8)[:] = 0xA5
+        return out
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with np.errstate(all="ignore"):
+        yield
+
+
+def is_float(dtype):
+    return dtypes.is_half(dtype) or dtype.kind == "f"
+
+
+@functools.cache
+def operations(dtype):
+    """Return the maps that NumPy has for this dtype, as (name, number of sources)."""
+    one = np.ones(2, dtype)
+    found = []
+    for op, (n_sources, _) in ir.MAPS.items():
+        if n_sources == 3 or (op == "pow" and dtype.kind in "iu"):
+            continue
+        node = ir.map_node(op, *[ir.input_node(0, dtype, (2,))] * n_sources)
+        try:
+            out = _interpret._rule(op)(namespace(one), node, *[one] * n_sources)
+        except TypeError:
+            continue
+        # Else NumPy casts, which a tracer writes out.
+        if out.dtype == node.dtype or (op in ("erf", "sigmoid") and dtypes.is_half(dtype)):
+            found.append((op, n_sources))
+    return found
+
+
+def special(dtype):
+    """Return numbers at which operations are hard."""
+    if dtype.kind == "b":
+        return np.asarray([False, True, True, False])
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        values = [0, 1, 2, 3, 5, 7, 8, 31, 63, 64, 100, info.min, info.min + 1, info.max]
+        values += [-1, -2, -3, -7] if info.min else []
+        return np.asarray(values).astype(dtype)
+    if dtype.kind == "c":
+        parts = np.asarray([0.0, -0.0, 1, -1, 0.5, -2.5, np.inf, -np.inf, np.nan])
+        out = np.empty((len(parts), len(parts)), dtype)
+        out.real, out.imag = parts[:, None], parts
+        return out.reshape(-1)
+    values = [0.0, -0.0, 0.5, 1, 1.5, 2, 2.5, 3, 1e-3, 0.7, 11, 100.25, 1e4, 6e4, 1e-7, 3e38, 1e-40]
+    values = [*values, *(-v for v in values), np.inf, -np.inf, np.nan]
+    return np.asarray(values).astype(dtype)
+
+
+def same(got, want, *, exact=True):
+    """Check that arrays are equal to the bit, but that one NaN is another."""
+    assert type(got) is np.ndarray
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    if not exact:
+        assert_close(got, want)
+        return
+    a, b = (np.ascontiguousarray(x).reshape(-1).view(part(x)) for x in (got, want))
+    different = a.view(f"u{a.dtype.itemsize}") != b.view(f"u{a.dtype.itemsize}")
+    if is_float(a.dtype):
+        different &= ~((a != a) & (b != b))
+    assert not different.any(), (got, want, np.flatnonzero(different))
+
+
+def part(x):
+    return np.empty(0, x.dtype).real.dtype if x.dtype.kind == "c" else x.dtype
+
+
+def run(graph, arrays, *, exact=True, backend=None, **options):
+    """Run by kernels and by the interpreter; check that they agree; give the program."""
+    program = Program(graph, backend or Poisoned(), **options)
+    ours, theirs = ([np.array(a, copy=True) for a in arrays] for _ in range(2))
+    want = _interpret.run(graph, theirs, np)
+    for x, y in zip(program(*ours), want, strict=True):
+        same(np.asarray(x), np.asarray(y), exact=exact)
+    for x, y in zip(ours, theirs, strict=True):
+        same(x, y, exact=exact)
+    return program
+
+
+class WideMaker(Maker):
+    """Takes any operation that there is for a dtype, and now and then changes it."""
+
+    def __init__(self, seed, dtype, n_steps):
+        self.first = np.dtype(dtype)
+        super().__init__(seed, dtype, n_steps)
+
+    def input(self, shape, dtype=None, high=None):
+        node = super().input(shape, dtype or self.dtype, high)
+        if high is None:
+            chosen = self.numpy.choice(special(node.dtype), node.shape)
+            mild = self.numpy.uniform(-3, 9, node.shape).astype(node.dtype)
+            self.values[-1] = np.where(self.numpy.random(node.shape) < 0.2, chosen, mild)
+        return node
+
+    def step(self):
+        self.dtype = (x := self.pick()).dtype
+        self.pick_now = x
+        kinds = ["unary", "binary", "binary", "where", "reduce", "reduce", "view", "normalize"]
+        kinds += ["concat", "update", "gather", "cast", "view"]
+        return getattr(self, self.rng.choice(kinds))(x)
+
+    def like(self, shape):
+        everything, self.pool = self.pool, [n for n in self.pool if n.dtype == self.dtype]
+        out = super().like(shape)
+        self.pool = everything
+        return out
+
+    def unary(self, x):
+        return ir.map_node(self.rng.choice([o for o, n in operations(x.dtype) if n == 1]), x)
+
+    def binary(self, x):
+        op = self.rng.choice([o for o, n in operations(x.dtype) if n == 2])
+        return ir.map_node(op, x, self.like(x.shape))
+
+    def where(self, x):
+        test = ir.map_node(self.rng.choice(("equal", "not_equal")), x, self.like(x.shape))
+        return ir.map_node("where", test, x, self.like(x.shape))
+
+    def cast(self, x):
+        to = self.first if self.rng.random() < 0.5 else np.dtype(self.rng.choice(DTYPES))
+        defined = to.kind not in "iu" or x.dtype.kind in "iub"
+        return ir.cast(x, to) if defined else self.unary(x)
+
+    def reduce(self, x):
+        ops = ["max", "min", "argmax", "argmin"] if x.dtype.kind != "c" else ["sum"]
+        if x.dtype.kind == "b":
+            ops = ["any", "all"]
+        elif x.dtype.kind in "iu":
+            ops += ["sum", "prod"]
+        op, axes = self.rng.choice(ops), self.axes(x)
+        if not x.ndim:
+            return self.unary(x)
+        return ir.reduce_node(op, x, axes[:1] if op.startswith("arg") else axes)
+
+    def normalize(self, x):
+        if x.dtype.kind == "c" or not x.ndim:
+            return self.unary(x)
+        axes = self.axes(x)
+        kept = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
+        top = ir.reshape(ir.reduce_node("max", x, axes), kept)
+        return ir.map_node("maximum", x, ir.broadcast(top, x.shape))
+
+    def concat(self, x):
+        if not x.ndim:
+            return self.unary(x)
+        return ir.concat([x, self.like(x.shape), x][: self.rng.randint(2, 3)], 0)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_maps_have_the_bits_of_numpy(name):
+    dtype = np.dtype(name)
+    values = special(dtype)
+    a = np.repeat(values, len(values))
+    b = np.tile(values, len(values))
+    x, y = (ir.input_node(i, dtype, a.shape) for i in range(2))
+    for op, n_sources in operations(dtype):
+        run(ir.Graph([x, y], [ir.map_node(op, *(x, y)[:n_sources])]), [a, b])
+    assert len(operations(dtype)) > 15
+
+
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
+@pytest.mark.parametrize("name", DTYPES)
+def test_casts_have_the_bits_of_numpy(name):
+    dtype = np.dtype(name)
+    values = special(dtype)
+    x = ir.input_node(0, dtype, values.shape)
+    for other in map(np.dtype, DTYPES):
+        if dtype.kind in "fcV" and other.kind in "iu":
+            values = np.abs(np.nan_to_num(values.real.astype(np.float64))) % 100  # else undefined
+        run(ir.Graph([x], [ir.cast(x, other)]), [values.astype(dtype)])
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("RTXARR_FUZZ", 60))))
+def test_random_graphs(seed):
+    rng = random.Random(seed)
+    maker = WideMaker(seed, rng.choice(DTYPES), rng.randint(3, 15))
+    run(maker.graph(), maker.arrays())
