@@ -77,7 +77,7 @@ def as_array(x: Any, dtype: Any = None) -> Tracer:
         return x if dtype is None else cast(x, dtype)
     if isinstance(x, Scalar):
         dtype = _default(x) if dtype is None else np.dtype(dtype)
-        return current().fresh(operand(x, dtype))
+        return current().fresh_array(operand(x, dtype))
     if isinstance(x, (list, tuple)):
         if any(isinstance(part, (Tracer, Scalar, list, tuple)) for part in _leaves(x)):
             from rtxarr.polygraph import _namespace
@@ -94,7 +94,7 @@ def as_array(x: Any, dtype: Any = None) -> Tracer:
 def from_numpy(x: np.ndarray) -> Tracer:
     """Return a tracer for a constant that the function made on the host."""
     if x.ndim == 0:
-        return current().fresh(_ir.constant(x[()], x.dtype))
+        return current().fresh_array(_ir.constant(x[()], x.dtype))
     if x.size and (x == x.flat[0]).all():
         node = _ir.broadcast(_ir.constant(x.flat[0], x.dtype), x.shape)
         return current().fresh(node)
@@ -138,7 +138,9 @@ def cast(x: Tracer, dtype: Any) -> Tracer:
     dtype = np.dtype(dtype)
     if dtype.kind in "OSUMm":
         raise concretization(f"an array of dtype {dtype}")
-    return x if x.dtype == dtype else current().fresh(cast_node(x.node, dtype), _layout(x))
+    if x.dtype == dtype:
+        return x
+    return current().fresh_array(cast_node(x.node, dtype), _layout(x), like=x)
 
 
 def cast_node(node: _ir.Node, dtype: np.dtype) -> _ir.Node:
@@ -306,7 +308,7 @@ def where(condition: Any, x: Any, y: Any) -> Tracer:
     shape = np.broadcast_shapes(*(a.shape for a in (condition, x, y) if isinstance(a, Tracer)))
     nodes = [cast_node(condition.node, BOOL), _operand(x, dtype), _operand(y, dtype)]
     node = _ir.map_node("where", *(_ir.broadcast(n, shape) for n in nodes))
-    return current().fresh(node, _layout(condition, x, y))
+    return current().fresh_array(node, _layout(condition, x, y))
 
 
 def where_dtype(*kinds: Any) -> np.dtype:

@@ -69,7 +69,7 @@ def _prepared(x: Tracer, key: tuple) -> tuple[Tracer, list[int], list[Tracer], b
         raise IndexError(
             f"too many indices for array: array is {x.ndim}-dimensional, but {n_axes} were indexed"
         )
-    if Ellipsis not in key:
+    if not any(k is Ellipsis for k in key):
         key = (*key, Ellipsis)
     basic: list[Any] = []
     places, indices = [], []

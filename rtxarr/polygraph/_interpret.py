@@ -105,9 +105,9 @@ def _cast(xp, node, x):
 
 
 def _sign(xp, node, x):
-    if x.dtype.kind in "iub":
-        return xp.sign(x)
-    if x.dtype.kind == "c":
+    if isinstance(x, (np.ndarray, np.generic)):
+        return np.sign(x)
+    if x.dtype.kind in "iubc":
         return xp.sign(x)
     # array_api_compat's finds NaN by a mask, which waits for a GPU.
     up, down = x > 0, x < 0

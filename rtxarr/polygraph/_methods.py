@@ -37,6 +37,8 @@ def _operator(function: Any) -> tuple:
         return function(other, self) if _takes(other) else NotImplemented
 
     def in_place(self, other):
+        if self.is_scalar:
+            return forward(self, other)
         store(self, function(self, other))
         return self
 

@@ -455,7 +455,7 @@ def full(shape, fill_value, *, dtype=None, device=None):
     """Return an array filled with one value."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     value = as_array(fill_value, dtype)
-    return current().fresh(_ir.broadcast(value.node, shape))
+    return current().fresh_array(_ir.broadcast(value.node, shape))
 
 
 def zeros(shape, *, dtype=None, device=None):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rtxarr.dtypes import bfloat16
 from rtxarr.polygraph._elementwise import (
     as_array,
     cast,
@@ -212,6 +213,9 @@ def _method(name: str) -> Callable:
 def _where(condition, x=None, y=None):
     if x is None or y is None:
         raise concretization("np.where with one argument")
+    x, y = tensor_of(x), tensor_of(y)
+    if bfloat16 in (getattr(x, "dtype", None), getattr(y, "dtype", None)):
+        x, y = as_array(x), as_array(y)  # NumPy's rules for weak numbers do not know it
     return where(condition, x, y)
 
 

@@ -13,6 +13,7 @@ from rtxarr.autograd._mode import TRACED, state
 from rtxarr.autograd._tape import Leaf, make_tensor
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir, _namespace
+from rtxarr.polygraph._draws import Place
 from rtxarr.polygraph._guards import Surroundings
 from rtxarr.polygraph._scalar import Scalar
 from rtxarr.polygraph._trace import (
@@ -140,14 +141,17 @@ class Recording:
 
     def _array(self, place, x):
         tracer = self.trace.input(place, x.dtype, x.shape, strides_of(x))
-        if isinstance(x, np.generic):
-            tracer._cell.is_readonly = True
+        tracer._cell.is_scalar = tracer._cell.is_readonly = isinstance(x, np.generic)
+        if isinstance(x, np.ndarray):
+            tracer._cell.is_readonly = not x.flags.writeable
         return tracer
 
     def is_scalar(self, source: Any) -> bool:
         """Tell whether an input of the graph is a number, and not an array."""
         if isinstance(source, ScalarSource):
             return True
+        if isinstance(source, Place):
+            return False
         return isinstance(fetch(source, self.leaves), np.generic)
 
     # --------------------------------------------------------------- tensors found elsewhere
@@ -200,11 +204,12 @@ class Recording:
         cell = data._cell
         if cell.number is not None:
             return Output("input", cell.number, data._steps, tensor=is_tensor)
-        scalar = self.trace.on_numpy and not data._steps and data.ndim == 0
         if cell not in places:
             places[cell] = self._place(cell.node, nodes, places)
         number, apart = places[cell]
-        return Output("root", number, data._steps, apart=apart, tensor=is_tensor, scalar=scalar)
+        return Output(
+            "root", number, data._steps, apart=apart, tensor=is_tensor, scalar=data.is_scalar
+        )
 
     def _place(self, node, nodes, places):
         """Give the program's output for a node, and what it may share memory with."""

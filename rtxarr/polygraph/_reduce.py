@@ -47,8 +47,11 @@ def _total(op: str, x: Any, axis: Any, dtype: Any, keepdims: bool) -> Tracer:
         # What was not wider is not rounded to half precision first.
         node = _ir.reduce_node(op, _ir.cast(x.node, _FLOAT32), axes)
         node = _ir.cast(node, result)
-    elif axes or x.ndim == 0:
-        node = _ir.reduce_node(op, node, axes) if axes else node
+    elif axes:
+        node = _ir.reduce_node(op, node, axes)
+    elif op == "sum" and result.kind in "fc":  # NumPy begins with 0, which makes 0 of -0
+        zero = _ir.broadcast(_ir.constant(0, result), node.shape)
+        node = _ir.map_node("add", node, zero)
     return _result(node, x, axes, keepdims)
 
 

@@ -7,15 +7,16 @@ of its present contents; a write gives it another.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from rtxarr import _device
+from rtxarr._override import thread as _thread
 from rtxarr.autograd._op import checksum
 from rtxarr.polygraph import _ir
 
@@ -71,9 +72,20 @@ class Cell:
         Cells that may or may not be the same memory: a reshape of one of unknown strides.
     is_written : bool
     is_readonly : bool
+    is_scalar : bool
+        Whether NumPy gives a scalar for it, should it be of no dimensions.
     """
 
-    __slots__ = ("node", "number", "strides", "shared", "is_written", "is_readonly", "trace")
+    __slots__ = (
+        "node",
+        "number",
+        "strides",
+        "shared",
+        "is_written",
+        "is_readonly",
+        "is_scalar",
+        "trace",
+    )
 
     def __init__(self, trace, node, number=None, strides=None, is_readonly=False):
         self.trace = trace
@@ -83,6 +95,7 @@ class Cell:
         self.shared: set[Cell] = set()
         self.is_written = False
         self.is_readonly = is_readonly
+        self.is_scalar = True
 
     def write(self, node):
         """Give it other contents."""
@@ -94,13 +107,6 @@ class Cell:
             )
         self.node = node
         self.is_written = True
-
-
-class _Thread(threading.local):
-    trace: Trace | None = None
-
-
-_thread = _Thread()
 
 
 def current() -> Trace:
@@ -147,12 +153,25 @@ class Trace:
         self._scalars: dict[tuple, _ir.Node] = {}
 
     def __enter__(self) -> Trace:
-        self._before = _thread.trace
+        self._outer = _thread.trace
         _thread.trace = self
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _thread.trace = self._before
+        _thread.trace = self._outer
+        if "draws" in self.__dict__:
+            self.draws.restore()
+
+    @functools.cached_property
+    def draws(self) -> Any:
+        """The random numbers that the function draws; see ``_draws``."""
+        from rtxarr.polygraph._draws import Draws
+
+        return Draws(self)
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise the error that lets the function run as it is."""
+        raise Concretization(f"{why}, at {where_called()}")
 
     def input(self, source: Any, dtype: Any, shape: tuple, strides: Any = None) -> Tracer:
         """Add an input that is an array."""
@@ -212,6 +231,14 @@ class Trace:
     def fresh(self, node: _ir.Node, strides: Any = "C") -> Tracer:
         """Return a tracer of memory of its own that holds ``node``."""
         return Tracer(Cell(self, node, strides=strides))
+
+    def fresh_array(
+        self, node: _ir.Node, strides: Any = "C", *, like: Tracer | None = None
+    ) -> Tracer:
+        """Return the same for what NumPy makes no scalar of, unless ``like`` is one."""
+        made = self.fresh(node, strides)
+        made._cell.is_scalar = like is not None and like.is_scalar
+        return made
 
 
 class Captured:
@@ -436,6 +463,12 @@ class Tracer:
         """Where the arrays will be."""
         return _device.device() if not self._cell.trace.on_numpy else _device.device("cpu")
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether NumPy gives a scalar here, which nothing can be written into."""
+        cell = self._cell
+        return not self.shape and not self._steps and cell.is_scalar and cell.trace.on_numpy
+
     # What owns its memory, as NumPy's arrays say it of views.
     base = property(lambda self: self._cell)
     strides = property(lambda self: self.look.strides)
@@ -453,7 +486,7 @@ class Tracer:
 
     def snapshot(self) -> Tracer:
         """Return a copy: memory of its own with what this holds now."""
-        return current().fresh(self.node)
+        return current().fresh_array(self.node, like=self)
 
     # ------------------------------------------------------------- views of the standard's kinds
 
@@ -478,6 +511,8 @@ class Tracer:
 
     def permuted(self, axes: Sequence[int]) -> Tracer:
         """Return a view with the axes in another order."""
+        if self.is_scalar:
+            return self
         return self.view_by(Permute(axes), self.look.transpose(axes))
 
     def broadcasted(self, shape: Sequence[int]) -> Tracer:
@@ -491,7 +526,7 @@ class Tracer:
         else:
             look = self.look[(*key, Ellipsis)]
             if look.ndim == 0 and self._cell.trace.on_numpy:
-                return self.view_by(Index(key), look).snapshot()
+                return current().fresh(self.view_by(Index(key), look).node)
             key = (*key, Ellipsis)
         return self.view_by(Index(key), look)
 

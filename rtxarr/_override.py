@@ -1,0 +1,45 @@
+"""The function that this thread is tracing, if any: what takes over for arrays without values.
+
+What acts on arrays without taking one, such as drawing random numbers, asks :func:`tracing`.
+Functions that read memory themselves are :func:`overridable`: an argument that only stands for an
+array answers for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["overridable", "tracing"]
+
+
+class _Thread(threading.local):
+    trace: Any = None
+
+
+thread = _Thread()
+
+
+def tracing() -> Any:
+    """Return the trace that this thread is making, or None."""
+    return thread.trace
+
+
+def overridable(function: Callable) -> Callable:
+    """Let the arguments' ``__rtxarr_function__(function, args, kwargs)`` give the result.
+
+    Asked are arguments, and what is in tuples and lists among them, while a function is traced.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if thread.trace is not None:
+            for x in (*args, *kwargs.values()):
+                for one in x if isinstance(x, (tuple, list)) else (x,):
+                    if hasattr(type(one), "__rtxarr_function__"):
+                        return one.__rtxarr_function__(function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return call
