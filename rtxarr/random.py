@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr import _device, _replay
+from rtxarr import _device, _override, _replay
 from rtxarr._names import no_attribute
 from rtxarr.dtypes import bfloat16
 from rtxarr.kernels import philox
@@ -103,6 +103,7 @@ class Generator:
         for number in key if isinstance(key, tuple) else (key,):
             pair = philox.derive(*pair, _integer("key", number, 0, 2**63))
         self._own = _Place(*pair)
+        self._made_by = _override.tracing()  # it starts anew whenever that function runs
         if _replay.recorder() is not None:  # made anew in each replay
             _replay.on_replay(functools.partial(self._restart, self._own.copy()))
 
@@ -134,6 +135,8 @@ class Generator:
     def spawn(self, n: int) -> list[Generator]:
         """Return ``n`` new generators, independent of this one and of each other."""
         n = _integer("n", n, 0, 2**63)
+        if self._trace() is not None:
+            self._trace().refuse("it makes generators of another, new ones at each call")
         with _lock:
             self._log()
             place = self._place()
@@ -157,6 +160,8 @@ class Generator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as a dict of ints and a name, fit for JSON."""
+        if self._trace() is not None:
+            self._trace().refuse("it asks where a generator stands")
         place = self._place()
         return {
             "algorithm": _ALGORITHM,
@@ -176,6 +181,8 @@ class Generator:
         if state["algorithm"] != _ALGORITHM:
             raise ValueError(f"algorithm must be {_ALGORITHM!r}, got {state['algorithm']!r}")
         numbers = {name: _integer(name, state[name], 0, 2**64) for name in expected - {"algorithm"}}
+        if self._trace() is not None:
+            self._trace().refuse("it sets a generator to another place")
         loaded = _Place(
             _U(numbers["key"]), _U(numbers["stream"]), numbers["offset"], numbers["spawned"]
         )
@@ -213,10 +220,19 @@ class Generator:
 
         return _replay.from_host(make)
 
+    def _trace(self) -> Any:
+        """Return the trace that is to do the drawing, or None."""
+        trace = _override.tracing()
+        return None if trace is self._made_by else trace
+
     def _draw(self, kind: str, shape: Any, dtype: Any, params: tuple, device: Any) -> Any:
         shape = _shape(shape)
         n = math.prod(shape)
         target = _device.device(device)
+        trace = self._trace()
+        if trace is not None:
+            draw = trace.draws.reserve(self, kind, n)
+            return draw(n, np.dtype(dtype), params, target).reshape(shape)
         if target.kind == "cuda" and _replay.recorder() is not None:
             _require_current(target)
             at = self._reserve_in_memory(kind, n)
@@ -466,6 +482,16 @@ class Generator:
         """
         n = _integer("n", n, 0, 2**63)
         params = (_U(round((1.0 - _probability("rate", rate)) * 2**32)),)
+        trace = self._trace()
+        if trace is not None:
+            draw = trace.draws.reserve(self, "below32", n)
+
+            def traced_piece(start: int, shape: Any, device: Any = None) -> Any:
+                shape = _shape(shape)
+                n, target = math.prod(shape), _device.device(device)
+                return draw(n, np.dtype(np.bool), params, target, shift=start).reshape(shape)
+
+            return traced_piece
         if _replay.recorder() is not None:
             at = self._reserve_in_memory("below32", n)
 

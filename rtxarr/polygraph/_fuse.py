@@ -18,6 +18,7 @@ from rtxarr.autograd._tape import make_tensor
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _trace
 from rtxarr.polygraph._backends import program_for
+from rtxarr.polygraph._draws import Place
 from rtxarr.polygraph._ir import Graph
 from rtxarr.polygraph._record import SCALARS, Output, Recording, own
 from rtxarr.polygraph._scalar import NAMES
@@ -367,8 +368,12 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
     for k, (expression, value) in enumerate(dict.fromkeys(_hashable(trace.guards))):
         names[f"g{k}"] = value
         lines.append(f"    if {expression} != g{k}: return MISS")
+    places = []
     for i, source in enumerate(trace.sources):
-        if isinstance(source, ScalarSource):
+        if isinstance(source, Place):  # last, when it is certain that the program will run
+            names[f"reserve{i}"] = source.reserve
+            places.append(f"    x{i} = reserve{i}()")
+        elif isinstance(source, ScalarSource):
             names[f"d{i}"] = source.dtype.type
             lines.append(f"    x{i} = d{i}({source.expression})")
         elif isinstance(source, Captured):
@@ -385,7 +390,7 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
             data = ".data" if isinstance(leaves[source], Tensor) else ""
             lines.append(f"    x{i} = L[{source}]{data}")
     arguments = [f"x{i}" for i in range(len(trace.sources))]
-    arrays = [i for i, s in enumerate(trace.sources) if not isinstance(s, ScalarSource)]
+    arrays = [i for i, s in enumerate(trace.sources) if not isinstance(s, (ScalarSource, Place))]
     if updates:
         names["overlap"] = trace.xp.may_share_memory
     written = [number for number, _ in updates]
@@ -393,7 +398,7 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
         for other in arrays:
             if other != number and (other not in written or other > number):
                 lines.append(f"    if overlap(x{number}, x{other}): return EAGER")
-    lines.append(f"    r = program({', '.join(arguments)})")
+    lines += [*places, f"    r = program({', '.join(arguments)})"]
     return "\n".join(lines) + "\n", names
 
 
