@@ -139,6 +139,7 @@ class EmulatorBackend:
                 )
             )
         self.waiting += kernels
+        self.compile()
         return [
             functools.partial(self.run, k, loops)
             for k, (loops, _) in zip(kernels, many, strict=True)
