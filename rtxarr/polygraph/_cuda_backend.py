@@ -8,13 +8,15 @@ whether packets are aligned) when it is called.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import os
 import struct
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -83,11 +85,26 @@ class CudaBackend:
         code = _pool().submit(self.machine_code, kernel, cc)
         return self.launcher(kernel, {cc: code})
 
+    def build_text(self, loops: Loops, text: str) -> Callable:
+        """Return the same made of a changed text with the entry points of :meth:`source`.
+
+        Raises
+        ------
+        CompileError
+            When the text does not compile.
+        """
+        kernel = dataclasses.replace(self.generate(loops), head=text, snippets=(), bodies=())
+        cc = self.gpu.capability(self.gpu.current_device())
+        self.machine_code(kernel, cc)
+        return self.launcher(kernel)
+
     def machine_code(self, kernel: Kernel, cc: tuple[int, int]) -> bytes:
         """Return the cubin of a kernel for a compute capability."""
         return machine_code(kernel.text, cc, strict=self.strict)
 
-    def launcher(self, kernel: Kernel, codes: dict[tuple[int, int], Future]) -> Callable:
+    def launcher(
+        self, kernel: Kernel, codes: Mapping[tuple[int, int], Future] = MappingProxyType({})
+    ) -> Callable:
         """Return the function that starts a kernel.
 
         ``codes`` has its machine code for some compute capabilities; others are compiled when they
@@ -184,7 +201,7 @@ class _Launcher:
             start(call.handles[0], 512, 1, 1, 256, 1, 1, 0, current_stream().ptr, call.lists[0], 0)
     """
 
-    def __init__(self, backend: CudaBackend, kernel: Kernel, codes: dict) -> None:
+    def __init__(self, backend: CudaBackend, kernel: Kernel, codes: Mapping) -> None:
         self.backend = backend
         self.kernel = kernel
         self.codes = codes
@@ -305,5 +322,3 @@ def _packed(kernel: Kernel) -> str:
         by_size.setdefault(size, []).append(f"p{number}")
     tests = [f"({' | '.join(names)}) & {size - 1}" for size, names in by_size.items() if size > 1]
     return f"not ({' or '.join(tests)})" if tests else "1"
-
-

@@ -159,6 +159,7 @@ _REDUCTIONS = {
     **dict.fromkeys(("sum", "prod"), "iufdc"),
     **dict.fromkeys(("max", "min", "argmax", "argmin"), "biuhfd"),
     **dict.fromkeys(("any", "all"), "b"),
+    "segment_reduce": "iufd",
 }
 
 

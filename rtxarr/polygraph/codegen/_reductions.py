@@ -30,8 +30,8 @@ class Reduction:
             if kind in "iu":
                 return f"#{names[0]}({a}, {b})"
             return f"#{names[1]}({a}, {b})" if kind == "c" else f"{a} {sign} {b}"
-        if op in ("any", "all"):
-            return f"{a} {'||' if op == 'any' else '&&'} {b}"
+        if op in ("any", "all"):  # not || and &&: every lane must come to an exchange in b
+            return f"{a} {'|' if op == 'any' else '&'} {b}"
         if op in ("max", "min"):
             return f"#{'maximum' if op == 'max' else 'minimum'}({a}, {b})"
         return f"#first_{op[3:]}({a}, {b})"

@@ -1,0 +1,160 @@
+"""Generated kernels on the emulator against loops run as they are written, kind by kind."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._program import Program
+from rtxarr.testing import assert_close
+
+from .. import loops_reference
+from ..emulator import HAS_COMPILER, EmulatorBackend
+
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
+
+
+class Checked(EmulatorBackend):
+    """Holds each kernel to its loops as it runs."""
+
+    def run(self, kernel, loops, *arrays):
+        want = [np.array(x, copy=True) if b.is_output else x for b, x in self._zip(loops, arrays)]
+        loops_reference.run(loops, *want)
+        super().run(kernel, loops, *arrays)
+        for b, got, w in zip(loops.buffers, arrays, want, strict=True):
+            if b.is_output:
+                assert_close(got, w)
+
+    def _zip(self, loops, arrays):
+        return zip(loops.buffers, arrays, strict=True)
+
+
+# ------------------------------------------------------------------------------- the cases
+
+
+def reduced(op, x, axes):
+    """Reduce and keep the axes, broadcast back."""
+    kept = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
+    return ir.broadcast(ir.reshape(ir.reduce_node(op, x, axes), kept), x.shape)
+
+
+def softmax(x, axes=(1,)):
+    e = ir.map_node("exp", ir.map_node("subtract", x, reduced("max", x, axes)))
+    return ir.map_node("divide", e, reduced("sum", e, axes))
+
+
+def standardized(x, axes):
+    n = ir.broadcast(ir.constant(np.prod([x.shape[a] for a in axes]), x.dtype), x.shape)
+    mean = ir.map_node("divide", reduced("sum", x, axes), n)
+    apart = ir.map_node("subtract", x, mean)
+    variance = ir.map_node("divide", reduced("sum", ir.map_node("square", apart), axes), n)
+    return ir.map_node("multiply", apart, ir.map_node("rsqrt", variance)), variance
+
+
+def every_reduction(x, axes):
+    ops = ["sum", "prod", "max", "min", "argmax", "argmin"][: 4 if len(axes) > 1 else 6]
+    if x.dtype.kind == "c":
+        ops = ["sum", "prod"]
+    if x.dtype.kind == "b":
+        ops = ["max", "min", "any", "all"]
+    return [ir.reduce_node(op, x, axes) for op in ops]
+
+
+def with_gradient(x, axes):
+    """Something of the size of the rows and something of their number, both from three passes."""
+    out, variance = standardized(x, axes)
+    total = ir.reduce_node("sum", ir.map_node("abs", out), axes)
+    return [out, ir.map_node("tanh", total), variance]
+
+
+def of_a_part(x):
+    return softmax(ir.slice_node(x, (1, 30), (1, -2), (4, 14)))
+
+
+ROWS = [(1, 1), (5, 1), (7, 3), (300, 33), (9, 64), (6, 130), (5, 1027), (3, 3000), (40, 2051)]
+COLUMNS = [(1, 7), (3, 5), (64, 33), (100, 40), (777, 3), (1200, 65)]
+
+
+def cases():
+    """Pairs of a name, and (function of a node, shape, dtype)."""
+    for n, m in ROWS:
+        yield f"softmax rows {n}x{m}", softmax, (n, m), "float32"
+    for n, m in COLUMNS:
+        yield f"softmax columns {n}x{m}", lambda x: softmax(x, (0,)), (n, m), "float32"
+    for dtype in ("float16", "float64", "int8", "int64", "uint16", "bool", "complex64"):
+        for axes, shape in (((1,), (6, 519)), ((0,), (519, 6)), ((0, 2), (3, 5, 17))):
+            yield f"{dtype} over {axes}", lambda x, a=axes: every_reduction(x, a), shape, dtype
+    # Few long rows and columns: launches for chunks, then one that combines them.
+    yield "one long row", lambda x: every_reduction(x, (0,)), (70_001,), "float32"
+    yield "long rows", lambda x: every_reduction(x, (1,)), (2, 18_011), "int64"
+    yield "all of it", lambda x: every_reduction(x, (0, 1)), (211, 301), "float64"
+    yield "long columns", lambda x: every_reduction(x, (0,)), (6007, 5), "float32"
+    yield "long complex columns", lambda x: every_reduction(x, (0,)), (3001, 2), "complex128"
+    yield "three passes", lambda x: with_gradient(x, (1,)), (11, 517), "float64"
+    yield "three passes of halves", lambda x: with_gradient(x, (1,)), (11, 512), "bfloat16"
+    yield "passes over columns", lambda x: with_gradient(x, (0,)), (317, 11), "float64"
+    yield "passes over long columns", lambda x: with_gradient(x, (0,)), (5000, 3), "float64"
+    yield "passes over two axes", lambda x: with_gradient(x, (0, 2)), (5, 6, 40), "float64"
+    yield "transposed", lambda x: softmax(ir.permute(x, (1, 0))), (40, 9), "float32"
+    yield "a part", of_a_part, (6, 31), "float32"
+
+
+CASES = {name: rest for name, *rest in cases()}
+CHIPLESS = ["softmax rows 5x1027", "three passes", "passes over columns", "three passes of halves"]
+
+
+def array(shape, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(dtype) if dtype != "bfloat16" else pytest.importorskip("ml_dtypes").bfloat16
+    if np.dtype(dtype).kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if np.dtype(dtype).kind in "iu":
+        return rng.integers(0, 100, shape).astype(dtype)
+    out = rng.uniform(0.9, 1.1, shape)
+    return (out + 0.01j * rng.uniform(-1, 1, shape) if np.dtype(dtype).kind == "c" else out).astype(
+        dtype
+    )
+
+
+def graph_of(name):
+    function, shape, dtype = CASES[name]
+    x = ir.input_node(0, array((0,), dtype).dtype, shape)
+    out = function(x)
+    return ir.Graph([x], out if isinstance(out, list) else [out])
+
+
+@functools.cache
+def programs():
+    """All cases, compiled in one run: with what a block has of shared memory, and with little."""
+    roomy, cramped = Checked(seeds=(0, 1, 2)), Checked(seeds=(3,), shared_limit=20_000)
+    cramped.kernels, cramped.waiting = roomy.kernels, roomy.waiting
+    found = {(name, "on chip"): Program(graph_of(name), roomy) for name in CASES}
+    return found | {(name, "not"): Program(graph_of(name), cramped) for name in CHIPLESS}
+
+
+def kernels(program):
+    return [s.loops.kind for s in program.steps if s.loops]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels(name):
+    _, shape, dtype = CASES[name]
+    program = programs()[name, "on chip"]
+    assert kernels(program)
+    program(array(shape, dtype))
+
+
+@pytest.mark.parametrize("name", CHIPLESS)
+def test_rows_that_do_not_fit_on_chip(name):
+    _, shape, dtype = CASES[name]
+    programs()[name, "not"](array(shape, dtype))
+
+
+@pytest.mark.parametrize("name", ["float16 over (1,)", "float64 over (0,)", "one long row"])
+def test_not_a_number_comes_through(name):
+    _, shape, dtype = CASES[name]
+    x = array(shape, dtype)
+    x[(-1,) * x.ndim] = np.nan
+    x[(2,) * x.ndim] = np.nan
+    programs()[name, "on chip"](x)
