@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 from rtxarr import _replay
 from rtxarr._device import namespace
@@ -105,7 +105,7 @@ class Patch:
     n_calls, n_checked : int
         Calls as a canary, and how many of them were checked.
     seconds : tuple of float, or None
-        Median times of the old and of the new kernel.
+        Times of a call of the old and of the new kernel, the least of several rounds.
     journal : list of dict
         What was done, and when.
     """
@@ -242,6 +242,16 @@ class _Canary:
             )
 
 
+class _Options(NamedTuple):
+    rtol: float
+    edges: bool
+    n_runs: int
+    max_slowdown: float | None
+    canary: int
+    check_every: int
+    journal: str | PathLike | None
+
+
 class _Recorder:
     """Copies what a kernel is called with, of one thread or of all."""
 
@@ -339,10 +349,9 @@ def patch(
         if slot.is_busy:
             raise RuntimeError(f"another patch of {kernel} is being checked")
         slot.is_busy = True
+    options = _Options(rtol, edges, n_runs, max_slowdown, canary, check_every, journal)
     try:
-        return _checked(
-            slot, replacement, cases, rtol, edges, n_runs, max_slowdown, canary, check_every, journal
-        )
+        return _checked(slot, replacement, cases, options)
     finally:
         slot.is_busy = False
 
@@ -383,40 +392,39 @@ def _built(slot: Slot, replacement: Any) -> tuple[Callable, dict]:
         return replacement.build(slot.loops), {"backend": type(replacement).__name__}
     if not callable(replacement):
         raise TypeError(
-            "replacement must be callable, a text or a back end, "
-            f"got {type(replacement).__name__}"
+            f"replacement must be callable, a text or a back end, got {type(replacement).__name__}"
         )
     return replacement, {"function": getattr(replacement, "__qualname__", repr(replacement))}
 
 
-def _checked(
-    slot, replacement, recorded, rtol, edges, n_runs, max_slowdown, canary, check_every, journal
-) -> Patch:
+def _checked(slot: Slot, replacement: Any, recorded: list[Case], options: _Options) -> Patch:
     """Build, check and put in a kernel."""
-    incumbent = slot.kernel
+    incumbent, loops = slot.kernel, slot.loops
     try:
         candidate, about = _built(slot, replacement)
     except TypeError:
         raise
     except Exception as error:
-        Patch(slot, incumbent, journal).note("refused", why=f"it was not built: {error}"[:1000])
+        made = Patch(slot, incumbent, options.journal)
+        made.note("refused", why=f"it was not built: {error}"[:1000])
         raise Refused(f"{slot.name} was not replaced: it was not built: {error}") from error
-    made = Patch(slot, candidate, journal)
+    made = Patch(slot, candidate, options.journal)
+    rtol = options.rtol
     cases = list(recorded)
-    if edges:
-        cases += edge_cases(slot.loops, recorded[0], tame=rtol > 0)
+    if options.edges:
+        cases += edge_cases(loops, recorded[0], tame=rtol > 0)
     try:
-        n = _admission.admit(slot.loops, incumbent, candidate, cases, rtol=rtol, n_runs=n_runs)
-        if max_slowdown is not None:
-            old, new = made.seconds = tuple(
-                _admission.times(slot.loops, (incumbent, candidate), recorded[0])
-            )
-            if new > old * (1 + max_slowdown):
+        n = _admission.admit(loops, incumbent, candidate, cases, rtol=rtol, n_runs=options.n_runs)
+        if options.max_slowdown is not None:
+            old, new = _admission.times(loops, (incumbent, candidate), recorded[0])
+            made.seconds = old, new
+            if new > old * (1 + options.max_slowdown):
                 raise Refused(f"it takes {new * 1e6:.1f} us and the old one {old * 1e6:.1f} us")
     except Refused as error:
         made.note("refused", why=str(error), **about)
         raise Refused(f"{slot.name} was not replaced: {error}") from None
     made.note("checked", n_cases=len(cases), n_runs=n, seconds=made.seconds, **about)
-    made._put_in(_Canary(made, canary, check_every, rtol) if canary else candidate)
+    watched = _Canary(made, options.canary, options.check_every, rtol)
+    made._put_in(watched if options.canary else candidate)
     made.note("swapped", state=made.state)
     return made
