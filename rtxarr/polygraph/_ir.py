@@ -248,6 +248,8 @@ def concat(parts: Sequence[Node], axis: int) -> Node:
 
 def update(x: Node, value: Node, starts: Sequence[int], steps: Sequence[int]) -> Node:
     """Return ``x`` with the part that ``slice_node`` would give replaced by ``value``."""
+    if value.size == 0:
+        return x
     if value.shape == x.shape and not any(starts) and set(steps) <= {1}:
         return value
     return make("update", (x, value), (tuple(starts), tuple(steps)), x.dtype, x.shape)
@@ -416,6 +418,6 @@ def text(graph: Graph) -> str:
 def _word(attr: Any) -> str:
     if isinstance(attr, Graph):
         return "{" + text(attr).replace("\n", "; ") + "}"
-    if callable(attr):
+    if callable(attr) and hasattr(attr, "__qualname__"):
         return f"{attr.__module__}.{attr.__qualname__}"
     return repr(attr)

@@ -26,7 +26,7 @@ def compare(got, want, loose):
         return
     assert got.dtype == want.dtype, (got.dtype, want.dtype)
     assert got.shape == want.shape, (got.shape, want.shape)
-    if loose:
+    if loose or want.dtype.kind == "c":  # NumPy's product depends on where the result goes
         scale = float(np.max(np.abs(np.nan_to_num(np.asarray(want, "c16"))), initial=1.0))
         if np.isfinite(scale):
             assert_close(got, want, atol=1e-5 * scale, rtol=1e-2)
