@@ -87,7 +87,7 @@ needs_compiler = pytest.mark.skipif(not emulator.HAS_COMPILER, reason="needs g++
 
 
 def spoilt(name):
-    """Return a function fused on the emulator, its kernel and the kernel's text, right and wrong."""
+    """Return a function fused on the emulator, its kernel, its text, and texts that are wrong."""
     function, arguments = KERNELS[name]
     backend = emulator.EmulatorBackend(seeds=(1, 2))
     fused = fuse(function, backend=backend)
