@@ -36,12 +36,40 @@ _NAMES = {
 }
 
 
+class Address(int):
+    """An address of this process; ``origin`` is how another process finds what lies there.
+
+    ("loop", operation, dtype, field) of a :class:`Loop`, ("type", dtype) of NumPy's scalars, or
+    ("array",) for the type of arrays.
+    """
+
+    origin: tuple[str, ...]
+
+    def __new__(cls, value: int, *origin: str) -> Address:
+        address = super().__new__(cls, value)
+        address.origin = origin
+        return address
+
+
+def address(*origin: str) -> Address:
+    """Return the address of what ``origin`` names; ValueError if this NumPy does not have it."""
+    if origin == ("array",):
+        return Address(id(np.ndarray), *origin)
+    if len(origin) == 2 and origin[0] == "type":
+        return Address(id(np.dtype(origin[1]).type), *origin)
+    if len(origin) == 4 and origin[0] == "loop" and origin[3] in Loop._fields:
+        loop = find(origin[1], np.dtype(origin[2]))
+        if loop is not None:
+            return getattr(loop, origin[3])
+    raise ValueError(f"NumPy {np.__version__} has no {' '.join(map(str, origin))}")
+
+
 class Loop(NamedTuple):
     """Addresses of the function and of what it takes first and last."""
 
-    function: int
-    context: int
-    auxdata: int
+    function: Address
+    context: Address
+    auxdata: Address
 
 
 class _CallInfo(ctypes.Structure):
@@ -96,4 +124,6 @@ def find(op: str, dtype: np.dtype) -> Loop | None:
     if info.requires_pyapi:
         return None
     _capsules.append(capsule)
-    return Loop(info.strided_loop or 0, info.context or 0, info.auxdata or 0)
+    found = info.strided_loop or 0, info.context or 0, info.auxdata or 0
+    origin = "loop", op, dtype.name
+    return Loop(*(Address(a, *origin, f) for a, f in zip(found, Loop._fields, strict=True)))
