@@ -101,12 +101,19 @@ def is_pointwise(node: Node, backend: Any) -> bool:
         kinds = {s.dtype for s in node.src} | {node.dtype}
         return all(backend.fuses(node.op, dtype) for dtype in kinds)
     if node.op == "spread":
-        return backend.fuses("segment_reduce", node.dtype)
+        return _has_edges(node.shape[0]) and backend.fuses("segment_reduce", node.dtype)
     return node.op in _POINTWISE
 
 
 def is_reduction(node: Node, backend: Any) -> bool:
+    if node.op == "segment_reduce" and not _has_edges(node.src[0].shape[0]):
+        return False
     return node.op in _REDUCTIONS and backend.fuses(node.op, node.src[0].dtype)
+
+
+def _has_edges(n: int) -> bool:
+    """Tell whether a counter of edges can be told from none, as places of edges must."""
+    return n > 1
 
 
 def sources_at(node: Node, place: Expr, loaded: Any) -> list[tuple[Node, Expr]]:

@@ -86,7 +86,7 @@ class Passes(Writer):
         reductions = [reduction(a) for a in phase.accumulators]
         for r in reductions:
             out(f"{r.type} {r.running} = {r.empty};")
-        if not phase.body:
+        if not phase.body and not reductions:
             return
         first, packet = self.first_and_packet()
         kept, keep = {}, {}

@@ -1,0 +1,125 @@
+"""Kernels over the edges of rows, on the emulator: features, degrees, hubs."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from rtxarr.polygraph import _interpret
+from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._program import Program
+from rtxarr.testing import assert_close
+
+from ..emulator import HAS_COMPILER, EmulatorBackend
+
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
+
+DEGREES = {
+    "few": [3, 0, 5],
+    "one edge": [0, 1],
+    "none": [0, 0, 0, 1],
+    "many rows": list(np.random.default_rng(5).integers(0, 9, 60)),
+    "hubs": [700, 0, 2, 3, 900, 256] + [1] * 30,
+    "dense": [90, 130, 111],
+}
+FEATURES = [1, 3, 8, 40]
+
+
+class Edges:
+    """Row pointers and sources of edges: nodes, and arrays."""
+
+    def __init__(self, degrees, first):
+        self.n_rows, self.n = len(degrees), int(np.sum(degrees))
+        self.indptr = ir.input_node(first, "int64", (self.n_rows + 1,))
+        self.src = ir.input_node(first + 1, "int32", (self.n,))
+        self.inputs = [self.indptr, self.src]
+        src = np.random.default_rng(3).integers(0, self.n_rows, self.n)
+        self.arrays = [np.concatenate([[0], np.cumsum(degrees)]), src.astype("int32")]
+
+    def softmax(self, logits):
+        def spread(x):
+            return ir.spread(x, self.indptr, self.n)
+
+        top = spread(ir.segment_reduce("max", logits, self.indptr))
+        e = ir.map_node("exp", ir.map_node("subtract", logits, top))
+        return ir.map_node("divide", e, spread(ir.segment_reduce("sum", e, self.indptr)))
+
+
+def messages(op, degrees, features, dtype):
+    """Reduce weighted features of the neighbours, and apply a function."""
+    edges = Edges(degrees, 2)
+    x = ir.input_node(0, dtype, (edges.n_rows, features))
+    weight = ir.input_node(1, dtype, (edges.n,))
+    wide = ir.broadcast(ir.reshape(weight, (edges.n, 1)), (edges.n, features))
+    m = ir.map_node("multiply", ir.gather(x, edges.src, 0), wide)
+    out = ir.map_node("tanh", ir.segment_reduce(op, m, edges.indptr))
+    return ir.Graph([x, weight, *edges.inputs], [out]), edges
+
+
+def attention(degrees, features, dtype):
+    """Softmax over the edges of a row for two heads, and the sum it weights."""
+    edges, heads = Edges(degrees, 3), 2
+    x = ir.input_node(0, dtype, (edges.n_rows, heads, features))
+    at_src, at_dst = (ir.input_node(i, dtype, (edges.n_rows, heads)) for i in (1, 2))
+    logits = ir.map_node(
+        "add", ir.gather(at_src, edges.src, 0), ir.spread(at_dst, edges.indptr, edges.n)
+    )
+    shape = (edges.n, heads, features)
+    weights = ir.reshape(edges.softmax(logits), (edges.n, heads, 1))
+    m = ir.map_node("multiply", ir.gather(x, edges.src, 0), ir.broadcast(weights, shape))
+    out = ir.segment_reduce("sum", m, edges.indptr)
+    return ir.Graph([x, at_src, at_dst, *edges.inputs], [out]), edges
+
+
+def softmax(degrees, features, dtype):
+    edges = Edges(degrees, 1)
+    logits = ir.input_node(0, dtype, (edges.n, features))
+    return ir.Graph([logits, *edges.inputs], [edges.softmax(logits)]), edges
+
+
+MAKERS = {
+    **{op: functools.partial(messages, op) for op in ("sum", "mean", "max", "min")},
+    "attention": attention,
+    "softmax": softmax,
+}
+
+
+@functools.cache
+def programs():
+    backend = EmulatorBackend(seeds=(0, 1, 2))
+    found = {}
+    for name, make in MAKERS.items():
+        for which, degrees in DEGREES.items():
+            for features in FEATURES:
+                graph, edges = make(degrees, features, "float64")
+                found[name, which, features] = Program(graph, backend), graph, edges
+    return found
+
+
+@pytest.mark.parametrize("which", DEGREES)
+@pytest.mark.parametrize("name", MAKERS)
+def test_one_kernel_gives_what_the_interpreter_does(name, which):
+    rng = np.random.default_rng(1)
+    for features in FEATURES:
+        program, graph, edges = programs()[name, which, features]
+        arrays = [rng.standard_normal(n.shape) for n in graph.inputs[:-2]] + edges.arrays
+        if edges.n > 1:
+            assert [s.loops.kind for s in program.steps if s.loops] == ["segments"]
+        (got,) = program(*arrays)
+        with np.errstate(all="ignore"):
+            (want,) = _interpret.run(graph, arrays, np)
+        assert_close(got, want)
+
+
+def test_hubs_have_a_launch_of_their_own():
+    backend = EmulatorBackend()
+
+    def launches(degrees):
+        graph, _ = messages("sum", degrees, 8, "float32")
+        (step,) = Program(graph, backend).steps
+        return backend.generate(step.loops).launches
+
+    few, hubs = launches([3, 0, 5]), launches(DEGREES["hubs"])
+    assert len(few) == 1 and len(hubs) == 2
+    assert hubs[0].name == hubs[1].name == few[0].name  # one text
+    assert hubs[1].block == (512, 1)
