@@ -86,7 +86,11 @@ class Program:
         self.in_place = self._update_targets(groups) if disjoint else {}
         self.parts: list[Program] = []
         self.steps = self._steps(groups)
-        self._names: dict[Node, str] = {n: f"x{i}" for i, n in enumerate(graph.inputs)}
+        self.assemble()
+
+    def assemble(self) -> None:
+        """Write the program's text, from its steps, and make it a function."""
+        self._names: dict[Node, str] = {n: f"x{i}" for i, n in enumerate(self.graph.inputs)}
         self._values: dict[str, Any] = {"empty": self.backend.empty}
         self.text = self._write()
         exec(compile(self.text, "<program>", "exec"), self._values)
@@ -134,11 +138,12 @@ class Program:
                 (node,) = results
                 run: Callable | None
                 if node.op in CONTROL:
-                    run = self._control_step(node)
+                    parts = [Program(a, self.backend) for a in node.attrs if isinstance(a, Graph)]
+                    run = self.control_step(node, parts)
                 elif node.op in VIEWS and node.ndim and node not in read_by_kernels:
                     run = None  # it is written out
                 else:
-                    run = _eager_step(node, contiguous=node in read_by_kernels)
+                    run = eager_step(node, contiguous=node in read_by_kernels)
                 steps.append(Step(f"{node.op}{i}", run, node.src, results, group, None))
                 continue
             loops = lower(group, self._strides, self.graph.scalars)
@@ -147,9 +152,8 @@ class Program:
             steps.append(Step(f"kernel{i}", run, sources, results, group, loops))
         return steps
 
-    def _control_step(self, node: Node) -> Callable:
-        """Return what runs a branch or loop; each of its graphs becomes a program."""
-        parts = [Program(a, self.backend) for a in node.attrs if isinstance(a, Graph)]
+    def control_step(self, node: Node, parts: list[Program]) -> Callable:
+        """Return what runs a branch or loop, given the programs of its graphs."""
         self.parts += parts
         first, second = map(_on_contiguous, (parts[0], parts[-1]))
 
@@ -307,7 +311,7 @@ def _looked_at(node: Node) -> tuple[Node, ...]:
     return (node, *(n for s in call.src for n in _looked_at(s)))
 
 
-def _eager_step(node: Node, *, contiguous: bool) -> Callable:
+def eager_step(node: Node, *, contiguous: bool) -> Callable:
     def run(*sources):
         out = _interpret.evaluate(node, sources, namespace(*sources))
         return _contiguous(out) if contiguous else out

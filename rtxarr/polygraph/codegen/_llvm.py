@@ -70,3 +70,25 @@ class Module:
 def compiled(text: str) -> Module:
     """Return the functions of ``text``, compiled once."""
     return Module(text)
+
+
+def object_code(texts: Sequence[str], cpu: str) -> bytes:
+    """Return an ELF object with the function ``kernel`` of each text, as ``k0``, ``k1``, ...
+
+    ``cpu`` is a level of the x86-64 psABI, such as "x86-64-v3".
+    """
+    llvm = _llvm()
+    with _lock:
+        machine = llvm.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(
+            cpu=cpu, opt=3, reloc="pic", codemodel="small"
+        )
+        whole = llvm.parse_assembly('target triple = "x86_64-unknown-linux-gnu"')
+        for i, text in enumerate(texts):
+            module = llvm.parse_assembly(text.replace("@kernel(", f"@k{i}("))
+            module.triple = whole.triple
+            options = llvm.create_pipeline_tuning_options(speed_level=3)
+            options.loop_vectorization = True
+            builder = llvm.create_pass_builder(machine, options)
+            builder.getModulePassManager().run(module, builder)
+            whole.link_in(module)
+        return machine.emit_object(whole)
