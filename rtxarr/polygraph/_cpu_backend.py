@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from rtxarr.polygraph._loops import Buffer, Loops
-from rtxarr.polygraph.codegen import _cpu, _llvm
+from rtxarr.polygraph.codegen import _cpu, _llvm, _ufuncs
 from rtxarr.polygraph.codegen._cpu_text import Writer
 
 # Fewer elements than this a thread are not worth a thread.
@@ -49,58 +49,78 @@ class CpuBackend:
 
     def source(self, loops: Loops) -> str:
         """Return the LLVM assembly of a kernel."""
-        return self._written(loops)[0].text
+        return self.written(loops)[0]
 
     def build(self, loops: Loops) -> Callable:
         """Return a function of the arrays and NumPy scalars of ``loops.buffers``, in order.
 
         An output may share memory with an input in a map only, and there at the same places.
         """
+        text, numbers = self.written(loops)
+        return starter(_llvm.compiled(text), "kernel", numbers, loops)
+
+    def build_text(self, loops: Loops, text: str) -> Callable:
+        """Build a kernel from assembly that was changed by hand."""
+        return starter(_llvm.compiled(text), "kernel", self.written(loops)[1], loops)
+
+    def written(self, loops: Loops) -> tuple[str, list[int]]:
+        """Return the assembly of a kernel, and the numbers that it takes."""
         writer, fixed = self._written(loops)
-        numbers = np.array([*fixed, *writer.numbers], np.int64)
-        module = _llvm.compiled(writer.text)
-        count = loops.cols if loops.kind == "map" else loops.rows
-        argtypes = [ctypes.py_object] * len(loops.buffers)
-        argtypes += [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-        function = module.function("kernel", argtypes)
-        address = numbers.ctypes.data
-        per_thread = max(1, _PER_THREAD * count // max(1, loops.rows * loops.cols))
-        parts = _parts(count, per_thread, _grain(loops))
-        buffers = loops.buffers
-        if len(parts) == 1:
-
-            def run(*arrays, _keep=(module, numbers)):
-                if function(*arrays, address, 0, count):
-                    function(*map(_exact, buffers, arrays), address, 0, count)
-
-            return run
-        (first_begin, first_end), *others = parts
-
-        def run_in_threads(*arrays, _keep=(module, numbers)):
-            pool = _pool()
-            waiting = [pool.submit(function, *arrays, address, a, b) for a, b in others]
-            function(*arrays, address, first_begin, first_end)
-            if sum([w.result() for w in waiting]):
-                run_in_threads(*map(_exact, buffers, arrays))
-
-        return run_in_threads
+        return writer.text, [*fixed, *writer.numbers]
 
     def _written(self, loops: Loops) -> tuple[Writer, tuple[int, ...]]:
         in_parts = loops.kind == "rows" and loops.cols > _cpu.LONG_ROW
         plan = _cpu.Plan(loops, in_parts)
         writer = Writer(plan, contract=self.mode == "fast")
         lanes = _cpu.TILE_BYTES // max((b.dtype.itemsize for b in loops.buffers), default=1)
-        rows, cols = loops.rows, loops.cols
+        rows, cols, width = loops.rows, loops.cols, 1
         if loops.kind == "map":
             tile, chunk = 1, lanes
         elif loops.kind == "columns":
             tile = max(1, min(rows, lanes))
             chunk = max(1, min(cols, lanes // tile))
+        elif loops.kind == "segments":
+            chunk = max(1, lanes // loops.features)
+            per_row = -(-loops.cols // rows) * loops.features
+            tile = max(1, min(rows, chunk, lanes // max(1, per_row)))
+            width = loops.features
         elif in_parts:
             tile, chunk = 1, lanes
         else:
             tile, chunk = max(1, lanes // max(cols, 1)), cols
-        return writer, (tile, chunk, rows, cols, id(np.ndarray))
+        lanes = width * chunk * (1 if loops.kind == "segments" else tile)
+        array = _ufuncs.address("array")
+        return writer, (tile, chunk, rows, cols, array, lanes, tile * width)
+
+
+def starter(module: Any, name: str, numbers: Sequence[int], loops: Loops) -> Callable:
+    """Return what calls a function of machine code on arrays and numbers, in several threads."""
+    held = np.array(numbers, np.int64)
+    count = loops.cols if loops.kind == "map" else loops.rows
+    argtypes = [ctypes.py_object] * len(loops.buffers)
+    argtypes += [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    function = module.function(name, argtypes)
+    address = held.ctypes.data
+    per_thread = max(1, _PER_THREAD * count // max(1, loops.rows * loops.cols))
+    parts = _parts(count, per_thread, _grain(loops))
+    buffers = loops.buffers
+    if len(parts) == 1:
+
+        def run(*arrays, _keep=(module, held)):
+            if function(*arrays, address, 0, count):
+                function(*map(_exact, buffers, arrays), address, 0, count)
+
+        return run
+    (first_begin, first_end), *others = parts
+
+    def run_in_threads(*arrays, _keep=(module, held)):
+        pool = _pool()
+        waiting = [pool.submit(function, *arrays, address, a, b) for a, b in others]
+        function(*arrays, address, first_begin, first_end)
+        if sum([w.result() for w in waiting]):
+            run_in_threads(*map(_exact, buffers, arrays))
+
+    return run_in_threads
 
 
 def _exact(buffer: Buffer, x: Any) -> Any:

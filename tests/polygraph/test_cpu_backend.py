@@ -208,3 +208,71 @@ def test_random_graphs(seed):
     rng = random.Random(seed)
     maker = WideMaker(seed, rng.choice(DTYPES), rng.randint(3, 15))
     run(maker.graph(), maker.arrays())
+
+
+class Edges:
+    """A random graph: input nodes for its row pointers and sources, and their arrays."""
+
+    def __init__(self, degrees, first, seed=0):
+        degrees = np.asarray(degrees)
+        self.n, self.n_rows = int(degrees.sum()), len(degrees)
+        self.indptr = ir.input_node(first, "int64", (self.n_rows + 1,))
+        self.src = ir.input_node(first + 1, "int32", (self.n,))
+        rng = np.random.default_rng(seed)
+        self.arrays = [
+            np.concatenate([[0], np.cumsum(degrees)]),
+            rng.integers(0, self.n_rows, self.n, dtype="i4"),
+        ]
+        self.inputs = [self.indptr, self.src]
+
+
+def degrees_of(name):
+    few = {"one": [3], "empty rows": [0, 3, 0, 0, 1, 7, 2, 0], "hub": [1, 9000, 0, 4]}
+    return few[name] if name in few else np.random.default_rng(1).poisson(6, 3000)
+
+
+def broadcast_last(x, n):
+    return ir.broadcast(ir.reshape(x, (*x.shape, 1)), (*x.shape, n))
+
+
+GRAPHS = ["one", "empty rows", "hub", "many"]
+
+
+@pytest.mark.parametrize("op", sorted(ir.SEGMENTS))
+@pytest.mark.parametrize("features", [1, 5, 40])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_gather_map_reduce(op, features, name):
+    edges = Edges(degrees_of(name), 2)
+    x = ir.input_node(0, "float32", (edges.n_rows, features))
+    weight = ir.input_node(1, "float32", (edges.n,))
+    messages = ir.map_node("tanh", ir.gather(x, edges.src, 0))
+    messages = ir.map_node("multiply", messages, broadcast_last(weight, features))
+    out = ir.map_node("exp", ir.map_node("negative", ir.segment_reduce(op, messages, edges.indptr)))
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(n.shape, "f4") for n in (x, weight)]
+    program = run(ir.Graph([x, weight, *edges.inputs], [out]), arrays + edges.arrays, exact=False)
+    assert [s.loops.kind for s in program.steps] == ["segments"]
+
+
+@pytest.mark.parametrize(("heads", "features"), [(1, 1), (1, 8), (2, 3), (4, 16)])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_attention_over_edges(heads, features, name):
+    edges = Edges(degrees_of(name), 3)
+    x = ir.input_node(0, "float64", (edges.n_rows, heads, features))
+    to, at = (ir.input_node(i, "float64", (edges.n_rows, heads)) for i in (1, 2))
+    spread = ir.spread(at, edges.indptr, edges.n)
+    logits = ir.map_node("add", ir.gather(to, edges.src, 0), spread)
+    top = ir.segment_reduce("max", logits, edges.indptr)
+    logits = ir.map_node("subtract", logits, ir.spread(top, edges.indptr, edges.n))
+    e = ir.map_node("exp", logits)
+    total = ir.segment_reduce("sum", e, edges.indptr)
+    weights = ir.map_node("divide", e, ir.spread(total, edges.indptr, edges.n))
+    messages = ir.gather(x, edges.src, 0)
+    messages = ir.map_node("multiply", messages, broadcast_last(weights, features))
+    graph = ir.Graph(
+        [x, to, at, *edges.inputs], [weights, ir.segment_reduce("sum", messages, edges.indptr)]
+    )
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(n.shape) for n in (x, to, at)]
+    program = run(graph, arrays + edges.arrays, exact=False)
+    assert {s.loops.kind for s in program.steps if s.loops} == {"segments"}

@@ -45,6 +45,7 @@ _SHORT = 16
 
 BINARY = {
     "sum": "add",
+    "mean": "add",
     "prod": "multiply",
     "max": "maximum",
     "min": "minimum",
@@ -55,6 +56,8 @@ BINARY = {
 
 def fuses(op: str, dtype: np.dtype) -> bool:
     """Tell whether ``op``, a map, cast or reduction of values of ``dtype``, can be written."""
+    if op == "segment_reduce":
+        return kind(dtype) == "f"
     if op in ("argmax", "argmin"):
         return kind(dtype) != "c"
     if op in BINARY:
@@ -160,6 +163,7 @@ class Planned:
         self.in_row = False
         self.time = (0, 0)  # number of its section, and stage there
         self.needs_slot = False
+        self.counters: set[str] = set()  # those that it varies with
         self.slot: int | None = None  # the slot's number, once it has one
         self.best_slot: int | None = None  # argmax, argmin: where the value itself is
         self.native = True
@@ -198,10 +202,11 @@ class Plan:
     def __init__(self, loops: Loops, in_parts: bool) -> None:
         self.loops = loops
         self.kind = loops.kind
-        self.in_parts = in_parts or loops.kind == "columns"
+        self.in_parts = in_parts or loops.kind in ("columns", "segments")
         self.buffers = {b.name: b for b in loops.buffers}
-        self.inner = {"map": "i", "rows": "c", "columns": "r"}[loops.kind]
-        size = loops.rows if loops.kind == "columns" else loops.cols
+        inner = {"map": "i", "rows": "c", "columns": "r", "segments": "f"}
+        self.inner = inner[loops.kind] if loops.features > 1 or loops.kind != "segments" else "c"
+        size = {"i": loops.cols, "c": loops.cols, "r": loops.rows, "f": loops.features}[self.inner]
         everything = [*loops.before]
         for phase in loops.phases:
             everything += [*phase.body, *phase.after]
@@ -248,6 +253,8 @@ class Plan:
     def _place(self, v: Planned, section: Section) -> None:
         """Find out whether NumPy computes it, and in which stage."""
         v.in_row = section.in_row
+        v.counters = {n for a in v.args if isinstance(a, Expr) for n in _counters(a)}
+        v.counters = v.counters.union(*(d.counters for d in v.deps.values()))
         if v.op not in _NOT_MAPS:
             operand = next(iter(v.deps.values())) if v.op != "where" else v
             v.native = is_native(v.op, operand.dtype)
@@ -264,17 +271,20 @@ class Plan:
         of = self.known[a.of]
         if of.in_row:  # the same for each element
             of = Planned(f"{a.name}_of", "positive", (a.of,), of.dtype, {a.of: of})
-            of.time = section.number, 0
+            of.time, of.counters = (section.number, 0), of.deps[a.of].counters
             section.values.append(of)
         result = Planned(a.name, a.op, (), a.result, {of.name: of})
         result.in_row = result.needs_slot = True
         result.native = False
+        result.counters = {"r", "f"}
         result.time = section.number, section.stages()
         self.known[a.name] = result
         section.reductions.append((a, result, of))
 
     def adds_up_in_stage(self, a: Accumulator) -> bool:
         """Tell whether a reduction is part of a stage's loop: each lane has its own total."""
+        if self.kind == "segments":
+            return True
         return self.kind == "columns" and (
             a.op.startswith("arg") or is_native(BINARY[a.op], a.dtype)
         )
@@ -331,7 +341,7 @@ class Plan:
 
         ``use`` is "map" (all elements of the tile in one call), "reduce" or "row".
         """
-        if v.op != "load" or v.args[2] is not None or v.needs_slot:
+        if v.op != "load" or v.args[2] is not None or v.needs_slot or self.kind == "segments":
             return None
         place = v.original[1]
         if any(type(atom) is not Symbol for atom, _ in place.terms):
@@ -355,6 +365,17 @@ def _names(s: Statement) -> list[str]:
             found += sorted(_loaded_names(arg))
         elif isinstance(arg, str):
             found.append(arg)
+    return found
+
+
+def _counters(x: Expr) -> set[str]:
+    """Return the counters in an expression, whole for parts of them."""
+    found: set[str] = set()
+    for atom, _ in x.terms:
+        if type(atom) in (Div, Mod):
+            found |= _counters(atom.numerator)
+        elif type(atom) is Symbol:
+            found.add(atom.name.partition("_")[0])
     return found
 
 

@@ -23,7 +23,7 @@ from rtxarr.polygraph.codegen._cpu import BINARY, Plan, Planned, Section
 
 _INT64 = np.dtype(np.int64)
 # Numbers that every kernel takes, before those of its index expressions.
-FIXED = ("tile", "chunk", "rows", "cols", "array")
+FIXED = ("tile", "chunk", "rows", "cols", "array", "lanes", "row_lanes")
 # Where an object's memory begins, or the pointer to it: behind what every object starts with.
 _HEAD = object.__basicsize__
 
@@ -33,7 +33,7 @@ def identity(op: str, dtype: np.dtype) -> Value:
     k = kind(dtype)
     if op in ("any", "all") or k == "b":
         return "true" if op in ("all", "prod", "min") else "false"
-    if op in ("sum", "prod"):
+    if op in ("sum", "mean", "prod"):
         one = op == "prod"
         if k == "c":
             return ("1.0" if one else "0.0"), "0.0"
@@ -80,6 +80,7 @@ class Writer:
         self.asm = Assembly(contract=contract)
         self.asm.block = "known"
         self.numbers: list[int] = []
+        self.width = "1"  # of a row's totals
         self._number_names: dict[int, str] = {}
         self._loop_names: dict[_ufuncs.Loop, tuple[str, str, str]] = {}
         self._entry: list[str] = []  # what the other lines stand on
@@ -89,6 +90,8 @@ class Writer:
         self._scalars: dict[str, Value] = {}
         self.c0 = "0"
         self._levels: list[_Level] = []
+        self._n_totals = 0
+        self._independent = True
         self._allocate_slots()
         self._write()
         self.text = self._assembled()
@@ -150,17 +153,18 @@ class Writer:
             self._entry.append(f"  %a_{b.name} = getelementptr i8, ptr %o_{b.name}, i64 {_HEAD}")
             if not b.is_scalar:
                 self._entry.append(f"  %b_{b.name} = load ptr, ptr %a_{b.name}")
+        room = [f"  %total{i} = alloca double" for i in range(self._n_totals)]
         if self._loop_names:
-            self._entry.append("  %data = alloca [4 x ptr]")
-            self._entry.append("  %steps = alloca [4 x i64]")
-            self._entry.append("  %count = alloca i64")
+            room.append("  %data = alloca [4 x ptr]")
+            room.append("  %steps = alloca [4 x i64]")
+            room.append("  %count = alloca i64")
         free = []
         if self._slots:
             self._entry += self._scratch()
             free = ["  call void @free(ptr %scratch)"]
             asm.declared |= {"declare ptr @malloc(i64)", "declare void @free(ptr)"}
         checks = self._checks()
-        lines = [*head, *checks, *self._entry, *self._late_entry, *asm.lines, *free]
+        lines = [*head, *room, *checks, *self._entry, *self._late_entry, *asm.lines, *free]
         lines += ["  ret i32 0", "}"]
         return "\n".join([*lines, *sorted(asm.declared), *self._metadata, ""])
 
@@ -172,7 +176,7 @@ class Writer:
             where = FIXED.index("array")
             if b.is_scalar:
                 where = len(FIXED) + len(self.numbers)
-                self.numbers.append(id(b.dtype.type))
+                self.numbers.append(_ufuncs.address("type", b.dtype.name))
             name = f"%is_{b.name}"
             lines += [
                 f"  {name}_p = getelementptr i8, ptr %o_{b.name}, i64 {_HEAD - 8}",
@@ -188,11 +192,11 @@ class Writer:
 
     def _scratch(self) -> list[str]:
         """Return lines that lay out the slots, each from a multiple of 64 bytes on."""
-        lines, layout, start = ["  %lanes = mul i64 %tile, %chunk"], [], "0"
+        lines, layout, start = [], [], "0"
         for i, (of_rows, size) in enumerate(self._slots):
             layout.append(f"  %slot{i} = getelementptr i8, ptr %scratch_start, i64 {start}")
             lines += [
-                f"  %slot{i}_n = mul i64 {'%tile' if of_rows else '%lanes'}, {size}",
+                f"  %slot{i}_n = mul i64 {'%row_lanes' if of_rows else '%lanes'}, {size}",
                 f"  %slot{i}_m = add i64 %slot{i}_n, 63",
                 f"  %slot{i}_b = and i64 %slot{i}_m, -64",
                 f"  %slot{i}_e = add i64 {start}, %slot{i}_b",
@@ -227,7 +231,7 @@ class Writer:
         at = len(asm.lines)
         asm.lines.append("")
         tail, outer_group = "", self._group
-        if inner:
+        if inner and self._independent:
             group, loop, parallel = (len(self._metadata) + k for k in range(3))
             self._metadata += [
                 f"!{group} = distinct !{{}}",
@@ -297,6 +301,8 @@ class Writer:
 
     def _write(self) -> None:
         kind_ = self.plan.kind
+        if kind_ == "segments":
+            self.width = self._number(self.plan.loops.features)
         if kind_ == "map":
             self._write_map()
         else:
@@ -329,6 +335,9 @@ class Writer:
                 continue
             if section.reductions:
                 self._start_reductions(section)
+            if self.plan.kind == "segments":
+                self._edges(section)
+                continue
             if not self.plan.in_parts:
                 self._set_part("0", "%cols")
                 self._stages(section)
@@ -339,6 +348,41 @@ class Writer:
                 self._stages(section)
 
             self._loop("0", "%cols", part_, step="%chunk")
+
+    def _edges(self, section: Section) -> None:
+        """Go over the edges of the tile's rows, as many at once as the slots have room for."""
+        first, last = (self._edge(r) for r in (self.r0, self.r1))
+
+        def part_(c):
+            self._set_part(c, self._smallest(self._sum(c, "%chunk"), last))
+            self._stages(section)
+
+        self._loop(first, last, part_, step="%chunk")
+        for a, result, _ in section.reductions:
+            if a.op == "mean":
+                self._average(a, result)
+
+    def _edge(self, r: str) -> str:
+        """Return where the edges of row ``r`` begin."""
+        indptr = self.plan.buffers[self.plan.loops.indptr]
+        x = self._fetch(f"%b_{indptr.name}", r, indptr.dtype)
+        return self.asm.cast(x, indptr.dtype, _INT64)
+
+    def _average(self, a: Accumulator, result: Planned) -> None:
+        def one_r(r):
+            n = self._difference(self._edge(self._sum(r, "0", 1)), self._edge(r))
+            n = self.asm.cast(self._largest(n, "1"), _INT64, a.dtype)
+            base = self._product(self._difference(r, self.r0), self.width)
+
+            def one(f):
+                lane = self._sum(base, f)
+                total = self._fetch(f"%slot{result.slot}", lane, a.dtype)
+                mean = self.asm.apply("divide", a.dtype, [total, n])
+                self._put(f"%slot{result.slot}", lane, a.dtype, mean)
+
+            self._loop("0", self.width, one, inner=True)
+
+        self._loop(self.r0, self.r1, one_r)
 
     def _stages(self, section: Section) -> None:
         n_stages = section.stages()
@@ -357,13 +401,16 @@ class Writer:
             if not self.plan.adds_up_in_stage(a):
                 self._reduce(a, result, of)
 
-    def _nest(self, in_row: bool, outside: Callable, body: Callable) -> None:
+    def _nest(self, in_row: bool, outside: Callable, body: Callable, after: Callable) -> None:
         """Loop over the tile's rows or elements.
 
-        ``outside(counters, row lane)`` is written before the inner loop of a row, and
-        ``body(counters, lane, row lane)`` for each element.
+        ``outside(counters, row lane)`` is written before the inner loop of a row, ``after()``
+        behind it, and ``body(counters, lane, row lane)`` for each element.
         """
         plan = self.plan
+        if plan.kind == "segments" and (plan.inner == "f" or not in_row):
+            self._nest_segments(in_row, outside, body, after)
+            return
         if plan.kind == "map":
             base = self._difference("0", self.c0) if self.c0 != "0" else "0"
             outside({}, "0")
@@ -410,20 +457,72 @@ class Writer:
 
             self._loop(self.r0, self.r1, one_r)
 
+    def _nest_segments(
+        self, in_row: bool, outside: Callable, body: Callable, after: Callable
+    ) -> None:
+        wide = self.plan.inner == "f"
+
+        def one_r(r):
+            row_lane = self._product(self._difference(r, self.r0), self.width)
+            if in_row:
+                outside({"r": r}, "0")
+
+                def one_f(f, lane):
+                    body({"r": r, **f}, lane, lane)
+
+                self._inner_loop("0", self.width, row_lane, one_f)
+                return
+            first = self._largest(self._edge(r), self.c0)
+            last = self._smallest(self._edge(self._sum(r, "0", 1)), self.c1)
+            if wide:
+
+                def one_c(c):
+                    line = self._product(self._difference(c, self.c0), self.width)
+                    outside({"r": r, "c": c}, row_lane)
+                    self._inner_loop(
+                        "0",
+                        self.width,
+                        "0",
+                        lambda f, lane: body(
+                            {"r": r, "c": c, **f}, self._sum(line, lane), self._sum(row_lane, lane)
+                        ),
+                    )
+
+                self._loop(first, last, one_c)
+                return
+            outside({"r": r}, row_lane)
+            base = self._difference("0", self.c0)
+            self._inner_loop(
+                first, last, base, lambda c, lane: body({"r": r, **c}, lane, row_lane)
+            )
+            after()
+
+        self._loop(self.r0, self.r1, one_r)
+
     def _stage(self, section: Section, kept: list, stores: list, totals: list) -> None:
-        rows_first = (
-            [] if self.plan.kind == "columns" or section.in_row else self._of_rows(kept, stores)
-        )
+        plan = self.plan
         early: dict[Planned, Value] = {}
         levels: list[_Level] = []
+        row_known = plan.kind == "rows" or (plan.kind == "segments" and plan.inner == "c")
+        first = [] if section.in_row else self._before_inner(kept, stores, totals, row_known)
+        # Totals of a row whose elements the inner loop runs over are kept in registers.
+        registers = totals if row_known and totals else []
 
         def outside(counters, row_lane):
             early.clear()
             self.counters, self.row_lane, self.lane, self.cache = counters, row_lane, None, early
-            for v in rows_first:
+            for v in first:
                 self._get(v)
+            for i, (a, result, _) in enumerate(registers):
+                total = self._fetch(f"%slot{result.slot}", row_lane, a.dtype)
+                self._put(f"%total{i}", "0", a.dtype, total)
             levels.append(_Level(self.asm, counters))
             self._levels = [levels[-1]]
+
+        def after():
+            for i, (a, result, _) in enumerate(registers):
+                total = self._fetch(f"%total{i}", "0", a.dtype)
+                self._put(f"%slot{result.slot}", self.row_lane, a.dtype, total)
 
         def body(counters, lane, row_lane):
             self.counters, self.lane, self.row_lane = counters, lane, row_lane
@@ -433,23 +532,33 @@ class Writer:
                 self._put(f"%slot{v.slot}", row_lane if v.in_row else lane, v.dtype, x)
             # All is read before any is written: an output may lie where an input does.
             values = [(s, self._get(s[2]), self._place(s[1], s[3])) for s in stores]
-            sums = [self._total(*x) for x in totals]
+            sums = [self._total(*x, i if registers else None) for i, x in enumerate(totals)]
             for (name, _, value, _), x, place in values:
                 self._put(f"%b_{name}", place, value.dtype, x)
             for write in sums:
                 write()
 
-        self._nest(section.in_row, outside, body)
+        self._n_totals = max(self._n_totals, len(registers))
+        self._independent = not registers
+        self._nest(section.in_row, outside, body, after)
+        self._independent = True
         for level in levels:
             level.close()
         self._levels = []
 
-    def _of_rows(self, kept: list, stores: list) -> list[Planned]:
-        """Return the values of rows that a stage of elements needs: known before the inner loop."""
+    def _before_inner(self, kept: list, stores: list, totals: list, row_known: bool) -> list:
+        """Return the values that are the same in the whole of the inner loop."""
         found: dict[Planned, None] = {}
 
+        def is_same(v):
+            if self.plan.inner in v.counters:
+                return False
+            if v.slot is not None:
+                return v.in_row and row_known
+            return all(is_same(d) for d in v.deps.values())
+
         def visit(v, root=False):
-            if v.in_row:
+            if not root and is_same(v):
                 found[v] = None
             elif v.slot is None or root:
                 for d in v.deps.values():
@@ -460,6 +569,8 @@ class Writer:
         for _, _, value, deps in stores:
             for d in (value, *deps.values()):
                 visit(d)
+        for _, _, of in totals:
+            visit(of)
         return list(found)
 
     # --------------------------------------------------------------------------------- values
@@ -635,7 +746,9 @@ class Writer:
 
     def _call_map(self, v: Planned, section: Section) -> None:
         in_row = section.in_row
-        n = self.n_rows if in_row else self._product(self.n_rows, self.n_cols)
+        n = self._product(self.n_rows, self.width if in_row else self.n_cols)
+        if self.plan.kind == "segments" and not in_row:
+            n = self._product(self.n_cols, self.width)
         operands = [self._operand(v.deps[name], in_row) for name in v.args]
         operands.append((f"%slot{v.slot}", str(v.dtype.itemsize)))
         self._call(v.loop, operands, n)
@@ -673,11 +786,15 @@ class Writer:
                     value = identity(a.op, a.dtype)
                     self._put(f"%slot{result.slot}", lane, a.dtype, value)
 
-        self._loop("0", self.n_rows, start, inner=True)
+        self._loop("0", self._product(self.n_rows, self.width), start, inner=True)
 
-    def _total(self, a: Accumulator, result: Planned, of: Planned) -> Callable:
+    def _total(self, a: Accumulator, result: Planned, of: Planned, register: Any) -> Callable:
         """Read and add up; return what writes the new total."""
         x, lane = self._get(of), self.row_lane
+        if register is not None:
+            old = self._fetch(f"%total{register}", "0", a.dtype)
+            new = self.asm.apply(BINARY[a.op], a.dtype, [old, x])
+            return lambda: self._put(f"%total{register}", "0", a.dtype, new)
         if a.op.startswith("arg"):
             return self._best(a, result, x, lane, self.counters["c"])
         old = self._fetch(f"%slot{result.slot}", lane, a.dtype)
