@@ -30,7 +30,8 @@ def tracing() -> Any:
 def overridable(function: Callable) -> Callable:
     """Let the arguments' ``__rtxarr_function__(function, args, kwargs)`` give the result.
 
-    Asked are arguments, and what is in tuples and lists among them, while a function is traced.
+    Asked is the first that has it, of the arguments and what is in tuples and lists among them,
+    while a function is traced. After NotImplemented the function runs as it is.
     """
 
     @functools.wraps(function)
@@ -39,7 +40,8 @@ def overridable(function: Callable) -> Callable:
             for x in (*args, *kwargs.values()):
                 for one in x if isinstance(x, (tuple, list)) else (x,):
                     if hasattr(type(one), "__rtxarr_function__"):
-                        return one.__rtxarr_function__(function, args, kwargs)
+                        out = one.__rtxarr_function__(function, args, kwargs)
+                        return function(*args, **kwargs) if out is NotImplemented else out
         return function(*args, **kwargs)
 
     return call

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr._device import full_scalar, is_device_array, namespace, runs_kernels
+from rtxarr._override import overridable, tracing
 from rtxarr.autograd import stop_gradient
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import Tensor, raw
@@ -35,6 +36,8 @@ CHUNK = {"cpu": 2**20, "cuda": 2**26}
 
 def chunk_of(x: Any) -> int:
     """Give how many elements of messages may be in memory at a time."""
+    if tracing() is not None:  # a fused program makes none
+        return 2**62
     return CHUNK["cuda" if is_device_array(x) else "cpu"]
 
 
@@ -139,6 +142,7 @@ share_sum.defvjps(x=lambda g, graph: gather_mean(g, graph=graph.T))
 
 
 @differentiable
+@overridable
 def weighted_sum(weight, x, /, *, graph):
     """Add up the rows of sources times the weights of edges and heads.
 
@@ -198,7 +202,7 @@ def _product(weight, x, graph):
 
 def _pieces(graph):
     """Cut long rows for the sparse product: pointers of pieces, and of rows into the pieces."""
-    if not runs_kernels(graph.indptr):
+    if not runs_kernels(graph.indptr) or tracing() is not None:
         return graph.indptr, None
 
     def cut():
@@ -217,6 +221,7 @@ def _pieces(graph):
 
 
 @differentiable
+@overridable
 def edge_dot(u, v, /, *, graph):
     """Give, for each edge and head, the inner product of its two nodes' rows.
 
@@ -337,12 +342,14 @@ gated_sum.defvjps(
 
 
 @differentiable(movement=True)
+@overridable
 def spread(x, /, *, graph):
     """Give each edge the row of its destination."""
     return namespace(x).take(x, graph.dst, axis=0)
 
 
 @differentiable(movement=True)
+@overridable
 def collect(values, /, *, graph):
     """Add up, for each destination, the rows of its edges."""
     xp = namespace(values)
@@ -380,9 +387,9 @@ def _composed_softmax(logits, graph):
     top = segment.segment_reduce("max", logits, graph.indptr)
     # Where all are -inf, -inf - 0 gives zeros; 0 / 1 is 0.
     top = xp.where(top == -xp.inf, 0, top)
-    shares = xp.exp(logits - xp.take(top, graph._rows, axis=0))
+    shares = xp.exp(logits - segment.spread(top, graph.indptr, graph._rows))
     total = segment.segment_reduce("sum", shares, graph.indptr)
-    shares /= xp.take(xp.where(total == 0, 1, total), graph._rows, axis=0)
+    shares /= segment.spread(xp.where(total == 0, 1, total), graph.indptr, graph._rows)
     return graph._by_number(shares)
 
 

@@ -22,10 +22,26 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._checks import check_range
+from rtxarr._override import overridable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import isdtype
 
 __all__ = ["Graph"]
+
+
+@overridable
+def _by_number(stored, graph):
+    xp = _device.namespace(stored)
+    out = xp.empty_like(stored)
+    out[graph._edge_ids] = stored
+    return out
+
+
+@overridable
+def _as_stored(values, graph):
+    from rtxarr.ops import take
+
+    return take(values, graph._edge_ids, axis=0)
 
 
 class Graph:
@@ -266,22 +282,24 @@ class Graph:
         return self._by_number(self._rows)
 
     def _by_number(self, stored):
-        if self._edge_ids is None:
-            return stored
-        xp = _device.namespace(stored)
-        out = xp.empty_like(stored)
-        out[self._edge_ids] = stored
-        return out
+        return stored if self._edge_ids is None else _by_number(stored, self)
+
+    def _places(self):
+        """Give where the edge of each number is stored."""
+
+        def find():
+            xp = _device.namespace(self._edge_ids)
+            return _by_number(xp.arange(self.n_edges, dtype=xp.int64), self)
+
+        return self.once("places", find)
 
     def stored(self, values: Any) -> Any:
         """Give an array or Tensor of the edges in the order in which the graph stores them."""
-        from rtxarr.ops import take
-
         if values.shape[0] != self.n_edges:
             raise ValueError(
                 f"values must have an entry for each of {self.n_edges} edges, got {values.shape}"
             )
-        return values if self._edge_ids is None else take(values, self._edge_ids, axis=0)
+        return values if self._edge_ids is None else _as_stored(values, self)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Give what ``make`` gives, made once for this graph and those of :meth:`replace`."""

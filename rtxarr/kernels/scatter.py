@@ -8,6 +8,7 @@ import numpy as np
 
 from rtxarr._checks import check_range
 from rtxarr._device import namespace, runs_kernels
+from rtxarr._override import overridable
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels.segment import check_index, check_operation, reduce_masked, segment_reduce
 from rtxarr.kernels.sort import group_rows
@@ -19,6 +20,7 @@ __all__ = ["scatter_reduce"]
 _CHUNK = 64
 
 
+@overridable
 def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
     """Combine the rows of ``values`` that share an index.
 

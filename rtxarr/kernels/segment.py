@@ -9,9 +9,10 @@ import numpy as np
 
 from rtxarr._checks import check_range
 from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr._override import overridable
 from rtxarr.dtypes import accumulator, iinfo, is_floating, is_half, is_inexact, isdtype
 
-__all__ = ["segment_reduce"]
+__all__ = ["segment_reduce", "spread"]
 
 _OPS = ("sum", "mean", "max", "min")
 
@@ -20,6 +21,7 @@ _OPS = ("sum", "mean", "max", "min")
 _CHUNK = 1024
 
 
+@overridable
 def segment_reduce(
     op: str, values: Any, indptr: Any, *, indices: Any = None, chunk: int | None = None
 ) -> Any:
@@ -61,6 +63,25 @@ def segment_reduce(
     rows = xp.arange(values.shape[0], dtype=indptr.dtype)
     owned = (rows >= indptr[:-1, None]) & (rows < indptr[1:, None])
     return reduce_masked(xp, op, values, owned)
+
+
+@overridable
+def spread(values: Any, indptr: Any, rows: Any) -> Any:
+    """Give each of the segments' rows the row of ``values`` that belongs to its segment.
+
+    Parameters
+    ----------
+    values : array, shape (n_segments, ...)
+    indptr : array of int64, shape (n_segments + 1,)
+        As :func:`segment_reduce` takes it.
+    rows : array of int64, shape (n_values,)
+        The segment of each.
+
+    Returns
+    -------
+    array, shape (n_values, ...)
+    """
+    return namespace(values).take(values, rows, axis=0)
 
 
 def _check(xp: Any, op: str, values: Any, indptr: Any, indices: Any) -> None:

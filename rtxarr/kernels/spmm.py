@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr._override import overridable
 from rtxarr.kernels.segment import can_be_wide, row_block, row_by_row
 
 __all__ = ["spmm"]
 
 
+@overridable
 def spmm(
     values: Any, dense: Any, indptr: Any, indices: Any, *, order: Any = None, rows: Any = None
 ) -> Any:

@@ -10,8 +10,9 @@ import math
 import numpy as np
 
 from rtxarr._device import is_device_array, namespace
+from rtxarr._override import overridable, tracing
 from rtxarr.autograd._op import differentiable
-from rtxarr.autograd._tape import raw
+from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import accumulator, isdtype, result_type
 from rtxarr.libs.dnn import refuse_dropout, try_attention, try_attention_grad
 from rtxarr.ops._check import (
@@ -131,6 +132,7 @@ def _draw_kept(q, shape, rate, generator):
 
 
 @differentiable
+@overridable
 def _attention(q, k, v, mask, kept, lengths, /, *, causal, offset, window, scale, rate):
     """Give the attention of the queries, and the logarithms of their sums of exponentials."""
     if is_device_array(q):
@@ -208,6 +210,11 @@ def _attention_rule(
     """Dao et al., "FlashAttention", 2022, arXiv:2205.14135, appendix B.2."""
     of_out, of_lse = g
     out, lse = out
+    if tracing() is not None and of_lse is None and kept is None:
+        arrays = of_out, out, lse, q, k, v, mask, lengths
+        if not any(isinstance(x, Tensor) for x in arrays):
+            options = {"causal": causal, "offset": offset, "window": window, "scale": scale}
+            return _attention_gradient(*arrays, **options, needs=tuple(needs))
     # Rules of tensors, for higher derivatives, consist of operations that have rules themselves.
     if of_lse is None and kept is None and is_device_array(of_out) and is_device_array(q):
         found = try_attention_grad(
@@ -264,6 +271,13 @@ def _attention_rule(
         return [*zeros, None, None]
     found = [reshape(_join(x, 0), n) if x else None for x, n in zip(batches, shapes, strict=True)]
     return [*found, None, None]
+
+
+@overridable
+def _attention_gradient(of_out, out, lse, q, k, v, mask, lengths, *, needs, **options):
+    """Give what the rule gives of arrays: as one function, for programs to call."""
+    arrays = (of_out, None), (out, lse), q, k, v, mask, None, lengths
+    return _attention_rule(*arrays, **options, rate=0.0, needs=needs)
 
 
 _attention.defvjp(_attention_rule)

@@ -9,6 +9,7 @@ computes them; otherwise all unfold the windows, a few samples at a time, and mu
 import math
 
 from rtxarr._device import is_device_array, namespace
+from rtxarr._override import overridable
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.libs._conv_plans import channels_last
@@ -77,6 +78,7 @@ def _add_bias(out, bias):
 
 
 @differentiable
+@overridable
 def _convolution(x, weight, bias=None, *, windows, groups):
     """Convolve ``x (batch, in_channels, *spatial)``: ``(batch, out_channels, *counts)``."""
     out = None
@@ -102,6 +104,7 @@ def _unfolded(x, weight, bias, *, windows, groups):
 
 
 @differentiable
+@overridable
 def _convolution_input(y, weight, bias=None, *, windows, groups, spatial):
     """Spread ``y (batch, out_channels, *counts)`` over what it is made from, of ``spatial``."""
     if is_device_array(y) and (bias is None or bias.dtype == y.dtype):
@@ -128,6 +131,7 @@ def _unfolded_input(y, weight, bias, *, windows, groups, spatial):
 
 
 @differentiable
+@overridable
 def _convolution_weight(x, y, *, windows, groups, last=None):
     """Sum, over samples and places, what each tap read times ``y``: the shape of a weight.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rtxarr._device import is_array
 from rtxarr.polygraph import _elementwise as maps
-from rtxarr.polygraph import _indexing, _protocols
+from rtxarr.polygraph import _indexing, _library, _protocols
 from rtxarr.polygraph import _namespace as namespace
 from rtxarr.polygraph._elementwise import as_array, cast, elementwise
 from rtxarr.polygraph._scalar import Scalar
@@ -317,7 +317,7 @@ for _name, _function in {
     "__cupy_override_elementwise_kernel__": lambda self, kernel, *args, **kwargs: (
         _protocols.cupy_kernel(kernel, args, kwargs)
     ),
-    "__rtxarr_function__": lambda self, function, args, kwargs: _protocols.rtxarr_function(
+    "__rtxarr_function__": lambda self, function, args, kwargs: _library.take_over(
         function, args, kwargs
     ),
     "__array_namespace__": lambda self, /, *, api_version=None: namespace,

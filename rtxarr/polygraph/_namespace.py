@@ -451,6 +451,12 @@ def asarray(obj, /, *, dtype=None, device=None, copy=None):
     return out.snapshot() if copy and out is obj else out
 
 
+def ascontiguousarray(x):
+    """Return an array of at least one axis; programs lay out their own memory."""
+    x = as_array(x)
+    return x if x.ndim else reshape(x, (1,))
+
+
 def full(shape, fill_value, *, dtype=None, device=None):
     """Return an array filled with one value."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)

@@ -436,17 +436,3 @@ def cupy_kernel(kernel: Any, args: tuple, kwargs: dict) -> Any:
 
 
 _CUPY_NAMES = {"true_divide": "divide", "rint_": "rint", "abs": "absolute", "power": "power"}
-
-
-# --------------------------------------------------------------------------------- rtxarr's
-
-
-def rtxarr_function(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Answer a function of ``rtxarr.kernels`` or ``rtxarr.libs`` that takes raw arrays."""
-    from rtxarr.polygraph._kernels import ANSWERS
-
-    name = f"{function.__module__}.{function.__qualname__}"
-    answer = ANSWERS.get(name)
-    if answer is None:
-        raise concretization(f"{name}()")
-    return answer(*args, **kwargs)

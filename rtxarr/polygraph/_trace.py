@@ -147,6 +147,7 @@ class Trace:
         self.sources: list[Any] = []
         self.cells: list[Cell] = []  # of inputs that are arrays
         self.guards: list[tuple] = []
+        self.notes: dict[Any, Any] = {}  # what those who make nodes know of them
         self.found: set[int] = set()
         self._made: list[tuple[Any, int]] = []
         self._captured: dict[int, Tracer] = {}

@@ -1,0 +1,225 @@
+"""What programs make of the library's own functions of memory: nodes, or calls.
+
+Reductions over the edges of graphs become nodes, which fuse with what surrounds them. Convolutions
+and attention stay as they are, calls that a program makes on real arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+from rtxarr import dtypes
+from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._elementwise import as_array
+from rtxarr.polygraph._trace import Concretization, Tracer, current
+
+_RULES: dict[str, Callable] = {}
+
+
+def take_over(function: Callable, args: tuple, kwargs: dict) -> Any:
+    """Return what a function gives on tracers; NotImplemented lets it run on them itself."""
+    name = f"{function.__module__}.{function.__qualname__}"
+    if name not in _RULES:
+        raise Concretization(f"{name} reads arrays, which have no values yet")
+    return _RULES[name](function, *args, **kwargs)
+
+
+def _rule(name: str) -> Callable[[Callable], Callable]:
+    def register(rule: Callable) -> Callable:
+        _RULES[f"rtxarr.{name}"] = rule
+        return rule
+
+    return register
+
+
+# ------------------------------------------------------------------------------ edges and rows
+
+
+@_rule("kernels.segment.segment_reduce")
+def _segment_reduce(function, op, values, indptr, *, indices=None, chunk=None):
+    x, pointers = as_array(values).node, as_array(indptr).node
+    if indices is not None:
+        x = ir.gather(x, as_array(indices).node, 0)
+    return current().fresh(_reduced(op, x, pointers))
+
+
+def _reduced(op, x, pointers):
+    wide = dtypes.accumulator(x.dtype) if op in ("sum", "mean") else x.dtype
+    return ir.cast(ir.segment_reduce(op, ir.cast(x, wide), pointers), x.dtype)
+
+
+@_rule("kernels.segment.spread")
+def _spread(function, values, indptr, rows):
+    n_values = rows.shape[0]
+    return current().fresh(ir.spread(as_array(values).node, as_array(indptr).node, n_values))
+
+
+@_rule("geom._graph._by_number")
+def _by_number(function, stored, graph):
+    places = as_array(graph._places()).node
+    out = current().fresh(ir.gather(stored.node, places, 0))
+    current().notes["stored", id(graph._edge_ids), out.node] = stored.node
+    return out
+
+
+@_rule("geom._graph._as_stored")
+def _as_stored(function, values, graph):
+    known = current().notes.get(("stored", id(graph._edge_ids), values.node))
+    if known is not None:
+        return current().fresh(known)
+    return current().fresh(ir.gather(values.node, as_array(graph._edge_ids).node, 0))
+
+
+@_rule("kernels.spmm.spmm")
+def _spmm(function, values, dense, indptr, indices, *, order=None, rows=None):
+    weight, x = as_array(values).node, as_array(dense).node
+    if order is not None:
+        weight = ir.gather(weight, as_array(order).node, 0)
+    found = ir.gather(x, as_array(indices).node, 0)
+    weight = ir.broadcast(ir.reshape(weight, (weight.size, 1)), found.shape)
+    out = _reduced("sum", ir.map_node("multiply", weight, found), as_array(indptr).node)
+    if rows is not None:
+        out = _reduced("sum", out, as_array(rows).node)
+    return current().fresh(out)
+
+
+@_rule("kernels.scatter.scatter_reduce")
+def _scatter_reduce(function, op, index, values, n_rows):
+    result = values.dtype, (n_rows, values.shape[1])
+    return _call(function, (op, index, values, n_rows), {}, [result])[0]
+
+
+def _wide(x: Any, dtype: Any) -> ir.Node:
+    return ir.cast(as_array(x).node, dtypes.accumulator(dtype))
+
+
+def _of_sources(x: ir.Node, graph: Any) -> ir.Node:
+    """Return, for each stored edge, the row of its source."""
+    return ir.gather(x, as_array(graph.indices).node, 0)
+
+
+def _of_rows(x: ir.Node, graph: Any) -> ir.Node:
+    """Return, for each stored edge, the row of its destination."""
+    return ir.spread(x, as_array(graph.indptr).node, graph.n_edges)
+
+
+@_rule("geom._edges.weighted_sum")
+def _weighted_sum(function, weight, x, *, graph):
+    dtype = _result_type(weight, x)
+    weights = _wide(graph.stored(as_array(weight)), dtype)
+    found = _of_sources(_wide(x, dtype), graph)
+    ones = (1,) * (len(found.shape) - len(weights.shape))
+    weights = ir.broadcast(ir.reshape(weights, (*weights.shape, *ones)), found.shape)
+    product = ir.map_node("multiply", weights, found)
+    out = _reduced("sum", product, as_array(graph.indptr).node)
+    return current().fresh(ir.cast(out, dtype))
+
+
+@_rule("geom._edges.edge_dot")
+def _edge_dot(function, u, v, *, graph):
+    dtype = _result_type(u, v)
+    left, right = _of_sources(_wide(u, dtype), graph), _of_rows(_wide(v, dtype), graph)
+    product = ir.map_node("multiply", left, right)
+    out = ir.reduce_node("sum", product, (len(product.shape) - 1,))
+    return graph._by_number(current().fresh(ir.cast(out, dtype)))
+
+
+@_rule("geom._edges.spread")
+def _spread_numbered(function, x, *, graph):
+    return graph._by_number(current().fresh(_of_rows(as_array(x).node, graph)))
+
+
+@_rule("geom._edges.collect")
+def _collect(function, values, *, graph):
+    stored = graph.stored(as_array(values)).node
+    return current().fresh(_reduced("sum", stored, as_array(graph.indptr).node))
+
+
+# ------------------------------------------------------------------------- calls of the library
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A function of arrays with its other arguments: what a node of a call refers to.
+
+    Attributes
+    ----------
+    function : callable
+    places : tuple of int
+        Where among the arguments the arrays are.
+    args : tuple
+        The arguments, None in place of the arrays.
+    options : tuple of (str, object)
+    """
+
+    function: Callable
+    places: tuple[int, ...]
+    args: tuple
+    options: tuple[tuple[str, Any], ...]
+
+    def __repr__(self) -> str:
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        args = list(self.args)
+        for place, array in zip(self.places, arrays, strict=True):
+            args[place] = array
+        out = self.function(*args, **dict(self.options))
+        if isinstance(out, (tuple, list)):
+            return tuple(x for x in out if x is not None)
+        return (out,)
+
+
+def _call(function: Callable, args: Sequence, options: dict, results: Sequence) -> list[Tracer]:
+    """Make a call of ``function``, whose results but None are (dtype, shape)."""
+    places = tuple(i for i, x in enumerate(args) if hasattr(x, "dtype"))
+    rest = tuple(None if i in places else x for i, x in enumerate(args))
+    opaque = Opaque(function, places, rest, tuple(sorted(options.items())))
+    sources = [as_array(args[i]).node for i in places]
+    return [current().fresh(n) for n in ir.call(opaque, sources, (), results)]
+
+
+def _result_type(*arrays):
+    return dtypes.result_type(*(x.dtype for x in arrays if x is not None))
+
+
+@_rule("ops._conv._convolution")
+def _convolution(function, x, weight, bias=None, *, windows, groups):
+    shape = x.shape[0], weight.shape[0], *windows.counts(x.shape[2:])
+    options = {"windows": windows, "groups": groups}
+    return _call(function, (x, weight, bias), options, [(_result_type(x, weight, bias), shape)])[0]
+
+
+@_rule("ops._conv._convolution_input")
+def _convolution_input(function, y, weight, bias=None, *, windows, groups, spatial):
+    shape = y.shape[0], weight.shape[1] * groups, *spatial
+    options = {"windows": windows, "groups": groups, "spatial": tuple(spatial)}
+    return _call(function, (y, weight, bias), options, [(_result_type(y, weight, bias), shape)])[0]
+
+
+@_rule("ops._conv._convolution_weight")
+def _convolution_weight(function, x, y, *, windows, groups, last=None):
+    shape = y.shape[1], x.shape[1] // groups, *windows.kernel
+    options = {"windows": windows, "groups": groups, "last": last}
+    return _call(function, (x, y), options, [(_result_type(x, y), shape)])[0]
+
+
+@_rule("ops._attention._attention")
+def _attention(function, q, k, v, mask, kept, lengths, **options):
+    if kept is not None:  # its random numbers are nodes
+        return NotImplemented
+    dtype = _result_type(q, k, v)
+    shape = q.shape[:3]
+    results = [(dtype, (*shape, v.shape[-1])), (dtypes.accumulator(dtype), shape)]
+    return tuple(_call(function, (q, k, v, mask, None, lengths), options, results))
+
+
+@_rule("ops._attention._attention_gradient")
+def _attention_gradient(function, of_out, out, lse, q, k, v, mask, lengths, **options):
+    arrays = (q, k, v, mask) if options["needs"][3] else (q, k, v)
+    results = [(x.dtype, x.shape) for x in arrays]
+    found = _call(function, (of_out, out, lse, q, k, v, mask, lengths), options, results)
+    return [*found, None, None] if len(found) == 4 else [*found, None, None, None]

@@ -1,0 +1,128 @@
+"""The library's functions of memory in fused functions: graphs, convolutions, attention."""
+
+import numpy as np
+import pytest
+
+import rtxarr as rx
+from rtxarr import geom
+from rtxarr.testing import assert_close
+
+from .test_program import Reference
+
+RNG = np.random.default_rng(0)
+N, E = 30, 200
+SRC, DST = RNG.integers(0, N, E), RNG.integers(0, N - 3, E)
+GRAPHS = {
+    "as listed": geom.Graph.from_edges(SRC, DST, n_nodes=N),
+    "in order": geom.Graph.from_edges(SRC, np.sort(DST), n_nodes=N),
+}
+WEIGHT = RNG.random(E)
+X = RNG.standard_normal((N, 8))
+
+
+def kernels(fused):
+    (programs,) = fused._programs.values()
+    return [step.loops.kind for step in programs[0].program.steps if step.loops]
+
+
+def heads(x):
+    return rx.reshape(x, (N, 4, 2))
+
+
+def attended(graph, x):
+    scores = rx.sum(heads(x), axis=2)
+    logits = rx.take(scores, graph.src, axis=0) + rx.take(scores, graph.dst, axis=0)
+    share = geom.edge_softmax(graph, rx.leaky_relu(logits, negative_slope=0.2))
+    return geom.aggregate(graph, heads(x), "sum", weight=share)
+
+
+class Difference(geom.MessagePassing):
+    def message(self, src, dst, edge):
+        return rx.tanh(dst - src) * edge[:, None]
+
+    def update(self, out, dst):
+        return rx.relu(out) + dst
+
+
+OVER_EDGES = {
+    "sum": lambda graph, x: geom.aggregate(graph, x, "sum"),
+    "mean": lambda graph, x: geom.aggregate(graph, x, "mean"),
+    "max": lambda graph, x: geom.aggregate(graph, x, "max"),
+    "std": lambda graph, x: geom.aggregate(graph, x, "std"),
+    "weighted": lambda graph, x: geom.aggregate(graph, x, "sum", weight=WEIGHT),
+    "heads": lambda graph, x: geom.aggregate(
+        graph, heads(x), "sum", weight=np.stack([WEIGHT] * 4, axis=1)
+    ),
+    "dot": lambda graph, x: geom.sddmm(graph, x, 2 * x),
+    "softmax": lambda graph, x: geom.edge_softmax(graph, rx.take(x, graph.src, axis=0)),
+    "attention": attended,
+    "messages": lambda graph, x: Difference()(graph, x, WEIGHT),
+}
+
+
+@pytest.mark.parametrize("name", OVER_EDGES)
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+def test_over_edges(graph, name):
+    f = OVER_EDGES[name]
+    fused = rx.fuse(lambda x: f(graph, x))
+    assert_close(fused(X), f(graph, X), rtol=1e-9, atol=1e-9)
+    half = X.astype(np.float16)
+    assert_close(fused(half), f(graph, half))
+    assert not fused.reasons
+
+
+@pytest.mark.parametrize("name", [n for n in OVER_EDGES if n != "std"])
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+def test_gradients_over_edges(graph, name):
+    gradient = rx.grad(lambda x: rx.sum(OVER_EDGES[name](graph, x) ** 2))
+    fused = rx.fuse(gradient)
+    assert_close(fused(X), gradient(X), rtol=1e-9, atol=1e-9)
+    assert not fused.reasons
+
+
+@pytest.mark.parametrize("name", ["weighted", "softmax", "messages"])
+def test_messages_are_not_kept(name):
+    """What is made for each edge is made where it is reduced."""
+    graph = GRAPHS["in order"]
+    fused = rx.fuse(lambda x: OVER_EDGES[name](graph, x), backend=Reference())
+    fused(X)
+    assert kernels(fused) == ["segments"]
+
+
+def test_softmax_and_sum_over_edges_are_one_kernel():
+    for graph in GRAPHS.values():
+        fused = rx.fuse(lambda x, graph=graph: attended(graph, x), backend=Reference())
+        assert_close(fused(X), attended(graph, X), rtol=1e-9)
+        assert kernels(fused) == ["rows", "segments"]  # the scores of nodes come first
+
+
+OPAQUE = {
+    "conv1d": lambda x: rx.conv1d(rx.reshape(x, (2, 4, N)), np.ones((6, 2, 3)), groups=2),
+    "conv_transpose1d": lambda x: rx.conv_transpose1d(
+        rx.reshape(x, (2, 4, N)), np.ones((4, 3, 3)), stride=2
+    ),
+    "attention": lambda x: rx.scaled_dot_product_attention(
+        *[rx.reshape(x, (1, 2, N // 2, 8))] * 3, causal=True
+    ),
+    "masked attention": lambda x: rx.scaled_dot_product_attention(
+        *[rx.reshape(x, (1, 2, N // 2, 8))] * 3, x[None, None, : N // 2, :1]
+    ),
+    "embedding": lambda x: rx.take(x, SRC, axis=0),
+    "scatter": lambda x: rx.scatter_max(x, SRC[:N], 40),
+}
+
+
+@pytest.mark.parametrize("name", OPAQUE)
+def test_calls_of_the_library(name):
+    f = OPAQUE[name]
+    for function in (f, rx.grad(lambda x: rx.sum(f(x) ** 2))):
+        fused = rx.fuse(lambda x, function=function: function(2 * x))
+        assert_close(fused(X), function(2 * X), exact=True)
+        assert not fused.reasons
+
+
+def test_second_gradients_of_attention():
+    def f(x):
+        return rx.sum(rx.grad(lambda x: rx.sum(OPAQUE["attention"](x) ** 2))(x) ** 2)
+
+    assert_close(rx.fuse(rx.grad(f))(X), rx.grad(f)(X), rtol=1e-9)
