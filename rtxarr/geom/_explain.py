@@ -177,6 +177,7 @@ def explain(
     edges = part.spread(edges, part.numbers, graph.n_edges)
     if features in ("each", "nodes"):
         found = part.spread(found, part.nodes, data.shape[0])
+    losses = [float(loss) for loss in losses]  # read here, so that no step waits for a GPU
     return Explanation(edges, found, features, row, learned.target, tuple(losses))
 
 
@@ -253,6 +254,7 @@ class _Factors:
             xp.zeros(p.shape, dtype=xp.bool) if g is None else g != 0
             for p, g in zip(self.parameters, grads, strict=True)
         ]
+        self.counts = [max(int(xp.count_nonzero(kept)), 1) for kept in self.kept]
         has_edges = is_node and int(self.part.graph.in_degrees[self.part.row]) > 0
         if has_edges and not bool(xp.any(self.kept[0])):
             raise ValueError(
@@ -280,7 +282,7 @@ class _Factors:
     def _loss(self, edges, features):
         loss, weights = self._surprise(edges, features), self.weights
         edges, features = self._used(edges, features)
-        n_edges, n_features = (max(int(kept.sum()), 1) for kept in self.kept)
+        n_edges, n_features = self.counts
         loss = loss + weights.edge_size * sum(edges)
         loss = loss + weights.edge_entropy * sum(_entropy(edges)) / n_edges
         loss = loss + weights.feature_size * sum(features) / n_features
@@ -291,7 +293,7 @@ class _Factors:
         for parameter, g in zip(self.parameters, grads, strict=True):
             parameter.grad = g
         self.optimizer.step()
-        return float(loss)
+        return loss
 
     def values(self):
         edges, features = self._used(*(p.data for p in self.parameters))

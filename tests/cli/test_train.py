@@ -28,6 +28,7 @@ FILES = {
     "config.json",
     "curves.png",
     "embedding.png",
+    "explanation.png",
     "metrics.jsonl",
     "model.safetensors",
 }
@@ -121,7 +122,7 @@ def test_resume_without_a_folder_takes_the_latest_run(tmp_path):
     "args, message",
     [
         (["gcn-coral"], "got 'gcn-coral'; did you mean 'gcn-cora'"),
-        (["--set", "hiden=3"], "weight_decay, got 'hiden'; did you mean 'hidden'"),
+        (["--set", "hiden=3"], "explain, got 'hiden'; did you mean 'hidden'"),
         (["--set", "epochs=0"], "epochs must be at least 1, got 0"),
         (["--set", "lr=fast"], "lr must be a number, got 'fast'"),
         (["--set", "lr"], "a setting must be key=value, got 'lr'"),

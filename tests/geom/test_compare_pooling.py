@@ -88,6 +88,7 @@ def test_choosing_nodes(batch, kind, ratio, seed):
     assert_close(given.grad, x.grad.numpy())
 
 
+@pytest.mark.filterwarnings("ignore:There exist node types")
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min"])
 def test_layers_over_relations(aggr):
     relations = [("a", "r.1", "b"), ("a", "s", "b"), ("b", "r.1", "b")]

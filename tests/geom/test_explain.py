@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr import geom, nn
+from rtxarr import geom, nn, optim
 from rtxarr.autograd._tape import raw
 from rtxarr.geom._masks import MaskedGraph
 from rtxarr.random import Generator
@@ -214,6 +214,97 @@ def test_whole_graphs_are_explained():
     found = geom.explain(model, graph, x, 0)
     assert found.target == 1
     assert found.top_edges(1) == [2]
+
+
+def houses(n_base=300, n_houses=80, n_each=5, seed=0):
+    """Give a scale-free graph with houses of five nodes tied to it, and which edges are theirs."""
+    rng = np.random.default_rng(seed)
+    pairs, ends = [], list(range(n_each))
+    for node in range(n_each, n_base):  # edges to nodes as these have edges
+        others = list(dict.fromkeys(rng.choice(ends, 3 * n_each).tolist()))[:n_each]
+        pairs += [(node, other) for other in others]
+        ends += [node] * n_each + others
+    labels, house = [0] * n_base, []
+    for first in range(n_base, n_base + 5 * n_houses, 5):
+        sides = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 0), (4, 1)]
+        house += [(first + a, first + b) for a, b in sides]
+        labels += [1, 1, 2, 2, 3]  # in the middle, on the ground, and the top
+        pairs.append((int(rng.integers(n_base)), first))
+    more = rng.integers(0, len(labels), (len(pairs + house) // 10, 2))
+    pairs += more[more[:, 0] != more[:, 1]].tolist()
+    src, dst = np.array(pairs + house).T
+    graph = geom.Graph.from_edges(np.append(src, dst), np.append(dst, src), n_nodes=len(labels))
+    return graph, np.array(labels), np.tile(np.arange(len(src)) >= len(pairs), 2)
+
+
+def trained_on(graph, labels, x, n_steps=1000):
+    """Give three graph convolutions, trained, and their answers."""
+    sizes = [(x.shape[1], 20), (20, 20), (20, 4)]
+    model = nn.Sequential(
+        *(geom.GCNConv(*s, generator=Generator(i), **F64) for i, s in enumerate(sizes))
+    )
+
+    def run(graph, x):
+        for layer in model[:-1]:
+            x = rx.relu(layer(graph, x))
+        return model[-1](graph, x)
+
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(n_steps):
+        optimizer.zero_grad()
+        rx.cross_entropy(run(graph, x), labels).backward()
+        optimizer.step()
+    return model, run, np.argmax(run(graph, x).data, axis=1)
+
+
+def test_the_houses_are_found_that_nodes_are_a_part_of():
+    """BA-Shapes of the paper, section 5, where the area under the curve is 0.925."""
+    graph, labels, is_house = houses()
+    x = np.ones((graph.n_nodes, 10))
+    _, model, guesses = trained_on(graph, labels, x)
+    assert np.mean(guesses == labels) > 0.85
+    rows = np.arange(300, 700, 50)
+    scores, truth = [], []
+    for row in rows[guesses[rows] == labels[rows]]:
+        found = geom.explain(model, graph, x, int(row), features=None, n_hops=4)
+        scores.append(found.edges[found.edges > 0])
+        truth.append(is_house[found.edges > 0])
+    assert len(scores) > 5
+    scores, truth = np.concatenate(scores), np.concatenate(truth)
+    assert np.mean(truth) < 0.2  # there are far more edges without a part in a house
+    assert geom.auc(scores[truth], scores[~truth]) > 0.88
+
+
+@pytest.mark.compare
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_pytorch_geometric_finds_the_same():
+    torch = pytest.importorskip("torch")
+    theirs = pytest.importorskip("torch_geometric")
+    graph, labels, _ = houses()
+    x = np.ones((graph.n_nodes, 10))
+    ours, model, _ = trained_on(graph, labels, x)
+    other = theirs.nn.GCN(10, 20, 3, 4).double()
+    state = {f"convs.{name}": torch.tensor(a) for name, a in ours.state_dict().items()}
+    other.load_state_dict({name.replace("layers.", ""): a for name, a in state.items()})
+    explainer = theirs.explain.Explainer(
+        other,
+        theirs.explain.GNNExplainer(epochs=200, lr=0.01),
+        explanation_type="model",
+        node_mask_type="common_attributes",
+        edge_mask_type="object",
+        model_config={
+            "mode": "multiclass_classification", "task_level": "node", "return_type": "raw",
+        },
+    )  # fmt: skip
+    torch.manual_seed(0)
+    edge_index = torch.tensor(np.stack([graph.src, graph.dst]), dtype=torch.int64)
+    for row in (300, 340):
+        want = explainer(torch.tensor(x), edge_index, index=row)
+        got = geom.explain(model, graph, x, row)
+        np.testing.assert_array_equal(got.edges > 0, want.edge_mask.numpy() > 0)
+        assert np.corrcoef(got.edges, want.edge_mask.numpy())[0, 1] > 0.9  # from other beginnings
+        # Equal features differ by where they begin.
+        assert_close(np.mean(got.features), float(want.node_mask.mean()), rtol=0.02)
 
 
 def test_another_class_is_asked_for():

@@ -29,7 +29,7 @@ TINY = {
     },
 }
 PICTURES = {
-    "gcn-cora": "embedding.png",
+    "gcn-cora": "explanation.png",
     "gat-cora": "attention.png",
     "conv-digits": "digits.png",
     "gin-mutag": "compounds.png",
