@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
 from rtxarr import dtypes
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._elementwise import as_array
