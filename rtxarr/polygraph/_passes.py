@@ -222,7 +222,12 @@ def of_one(node: Node) -> Node | None:
     """Reduce nothing where the axes have one element."""
     (x,) = node.src
     (axes,) = node.attrs
-    return ir.reshape(x, node.shape) if all(x.shape[a] == 1 for a in axes) else None
+    if any(x.shape[a] != 1 for a in axes):
+        return None
+    one = ir.reshape(x, node.shape)
+    if node.op == "sum" and x.dtype.kind not in "biu":  # -0.0 adds up to 0.0
+        one = ir.map_node("add", one, filled(0, x.dtype, node.shape))
+    return one
 
 
 @rule("max", "min", "any", "all")

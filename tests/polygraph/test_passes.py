@@ -73,10 +73,19 @@ def test_maps_come_before_broadcasts():
     assert out is want
 
 
-def test_a_reduction_of_one_element_is_none():
-    x = ir.input_node(0, "float32", (3, 1))
-    (out,) = simplify(ir.Graph([x], [ir.reduce_node("sum", x, (1,))])).outputs
+@pytest.mark.parametrize(("op", "dtype"), [("max", "float32"), ("sum", "int64")])
+def test_a_reduction_of_one_element_is_none(op, dtype):
+    x = ir.input_node(0, dtype, (3, 1))
+    (out,) = simplify(ir.Graph([x], [ir.reduce_node(op, x, (1,))])).outputs
     assert out is ir.reshape(x, (3,))
+
+
+def test_a_sum_of_one_element_has_no_negative_zero():
+    x = ir.input_node(0, "float32", (3, 1))
+    graph = simplify(ir.Graph([x], [ir.reduce_node("sum", x, (1,))]))
+    assert all(n.op != "sum" for n in graph.nodes())
+    (out,) = _interpret.run(graph, [np.full((3, 1), -0.0, "f4")], np)
+    assert not np.signbit(out).any()
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
