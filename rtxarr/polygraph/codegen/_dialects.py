@@ -55,6 +55,11 @@ _CUDA = f"""
 #define F64_OF_BITS(a) __longlong_as_double((i64)(a))
 #define MAGNITUDE(a) ((a) < 0 ? -(a) : (a) + 0)
 {_TYPES}{_HALVES}{_COMPLEX}
+#ifndef EMULATED
+FUNCTION f32 RECIPROCAL(f32 b) {{
+  f32 a; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(a) : "f"(b)); return a;
+}}
+#endif
 """.replace("\n\n", "\n")
 _CUDA_HALVES = """
 #ifndef EMULATED
@@ -87,6 +92,9 @@ _HIP = f"""
 #define F64_OF_BITS(a) __longlong_as_double((i64)(a))
 #define MAGNITUDE(a) ((a) < 0 ? -(a) : (a) + 0)
 {_TYPES}{_HALVES}{_COMPLEX}
+#ifndef EMULATED
+#define RECIPROCAL(b) __builtin_amdgcn_rcpf(b)
+#endif
 """.replace("\n\n", "\n")
 _HIP_HALVES = f"""
 #ifndef EMULATED
@@ -114,6 +122,7 @@ using namespace metal;
 #define BITS_OF_F32(a) as_type<u32>(a)
 #define F32_OF_BITS(a) as_type<f32>((u32)(a))
 #define MAGNITUDE(a) ((a) < 0 ? -(a) : (a) + 0)
+#define RECIPROCAL(b) fast::divide(1.0f, b)
 typedef char i8;
 typedef uchar u8;
 typedef short i16;

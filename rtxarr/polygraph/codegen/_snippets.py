@@ -107,10 +107,20 @@ FUNCTION bool sign_bit(f32 a) { return BITS_OF_F32(a) >> 31; }
     "sign_bit_d": """
 FUNCTION bool sign_bit_d(f64 a) { return BITS_OF_F64(a) >> 63; }
 """,
+    # The quotient of numbers in [0, 1] and [1, 2], rounded right: what the operator does, but for
+    # its test of other ranges. Where `a` is so small that digits are lost, `b` is 1.
+    "near_one": """
+FUNCTION f32 near_one(f32 a, f32 b) {
+  const f32 rough = RECIPROCAL(b);
+  const f32 inverse = $fmaf(rough, $fmaf(-b, rough, 1.0f), rough);
+  const f32 quotient = a * inverse;
+  return $fmaf($fmaf(-b, quotient, a), inverse, quotient);
+}
+""",
     "sigmoid": """
 FUNCTION f32 sigmoid(f32 a) {
   const f32 small = $expf(-$fabsf(a));
-  return (a >= 0 ? 1.0f : small) / (1.0f + small);
+  return #near_one(a >= 0 ? 1.0f : small, 1.0f + small);
 }
 """,
     "sigmoid_d": """
