@@ -139,11 +139,15 @@ class WideMaker(Maker):
         return out
 
     def unary(self, x):
-        return ir.map_node(self.rng.choice([o for o, n in operations(x.dtype) if n == 1]), x)
+        return ir.map_node(self.operation(x.dtype, 1), x)
+
+    def operation(self, dtype, n):
+        # The sign of a NaN is anything.
+        known = [o for o, k in operations(dtype) if k == n and o not in ("signbit", "copysign")]
+        return self.rng.choice(known)
 
     def binary(self, x):
-        op = self.rng.choice([o for o, n in operations(x.dtype) if n == 2])
-        return ir.map_node(op, x, self.like(x.shape))
+        return ir.map_node(self.operation(x.dtype, 2), x, self.like(x.shape))
 
     def where(self, x):
         test = ir.map_node(self.rng.choice(("equal", "not_equal")), x, self.like(x.shape))
@@ -207,7 +211,9 @@ def test_casts_have_the_bits_of_numpy(name):
 def test_random_graphs(seed):
     rng = random.Random(seed)
     maker = WideMaker(seed, rng.choice(DTYPES), rng.randint(3, 15))
-    run(maker.graph(), maker.arrays())
+    graph = maker.graph()
+    sums = [n for n in graph.nodes() if n.op == "sum" and n.dtype.kind == "c"]
+    run(graph, maker.arrays(), exact=not sums)
 
 
 class Edges:

@@ -19,6 +19,7 @@ the very type.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -240,6 +241,10 @@ class Plan:
                 continue
             if s.name in self.known:
                 continue
+            if not in_row and self._loop_of(s, deps) is not None:
+                deps = {n: self._for_each(d, out) for n, d in deps.items()}
+                args = tuple(deps[n].name for n in args)
+                deps = {d.name: d for d in deps.values()}
             value = Planned(s.name, s.op, args, s.dtype, deps)
             value.original = s.args
             self._place(value, out)
@@ -255,24 +260,38 @@ class Plan:
         v.in_row = section.in_row
         v.counters = {n for a in v.args if isinstance(a, Expr) for n in _counters(a)}
         v.counters = v.counters.union(*(d.counters for d in v.deps.values()))
-        if v.op not in _NOT_MAPS:
-            operand = next(iter(v.deps.values())) if v.op != "where" else v
-            v.native = is_native(v.op, operand.dtype)
-            if not v.native:
-                v.loop = _ufuncs.find(v.op, operand.dtype)
-                v.needs_slot = True
+        v.loop = self._loop_of(v, v.deps)
+        if v.loop is not None:
+            v.native, v.needs_slot = False, True
         stage = 0
         for d in v.deps.values():
             if d.time[0] == section.number and d.in_row == section.in_row:
                 stage = max(stage, d.time[1] + (v.native and not d.native))
         v.time = section.number, stage
 
+    def _loop_of(self, v: Any, deps: dict) -> _ufuncs.Loop | None:
+        """Return NumPy's loop of a map that is not written out."""
+        if v.op in _NOT_MAPS:
+            return None
+        dtype = next(iter(deps.values())).dtype if v.op != "where" else v.dtype
+        return None if is_native(v.op, dtype) else _ufuncs.find(v.op, dtype)
+
+    def _for_each(self, d: Planned, section: Section) -> Planned:
+        """Return a row's value as one of each element, which NumPy can step along."""
+        if not d.in_row or d.op == "scalar":
+            return d
+        name = f"{d.name}_each"
+        if name not in self.known:
+            value = Planned(name, "positive", (d.name,), d.dtype, {d.name: d})
+            self._place(value, section)
+            self.known[name] = value
+            section.values.append(value)
+        return self.known[name]
+
     def _accumulator(self, section: Section, a: Accumulator) -> None:
         of = self.known[a.of]
         if of.in_row:  # the same for each element
-            of = Planned(f"{a.name}_of", "positive", (a.of,), of.dtype, {a.of: of})
-            of.time, of.counters = (section.number, 0), of.deps[a.of].counters
-            section.values.append(of)
+            of = self._for_each(of, section)
         result = Planned(a.name, a.op, (), a.result, {of.name: of})
         result.in_row = result.needs_slot = True
         result.native = False
