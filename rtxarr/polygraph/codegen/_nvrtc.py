@@ -18,9 +18,13 @@ def version() -> str:
 
 
 def options(cc: tuple[int, int], *, strict: bool) -> list[str]:
-    """Return the compiler's options for an architecture; strict code does not contract to fma."""
-    fma = ["--fmad=false"] if strict else []
-    return [f"--gpu-architecture=sm_{cc[0]}{cc[1]}", "--std=c++17", "--diag-suppress=177", *fma]
+    """Return the compiler's options for an architecture.
+
+    Strict code does not contract products and sums; other code's quotients and roots of float32
+    are right to two units in the last place.
+    """
+    how = ["--fmad=false"] if strict else ["--prec-div=false", "--prec-sqrt=false"]
+    return [f"--gpu-architecture=sm_{cc[0]}{cc[1]}", "--std=c++17", "--diag-suppress=177", *how]
 
 
 def compile_text(
