@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr.autograd._mode import state, witnesses
+from rtxarr.autograd._mode import TRACED, state, witnesses
 from rtxarr.dtypes import is_inexact
 
 # Orders run downwards, so that a heap pops the newest node first.
@@ -221,6 +221,9 @@ class Tensor:
         value : array or Tensor, shape and dtype of this tensor
         """
         value = self._fitting("value", value)
+        if state.mode & TRACED and (traced := state.tracing.lift(self)) is not self:
+            traced.assign(value)
+            return self
         if isinstance(self.data, np.generic):  # cannot be written into
             self.data = np.asarray(value).copy()
         else:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from rtxarr._device import namespace
-from rtxarr.autograd._mode import is_recording
+from rtxarr.autograd._mode import TRACED, is_recording, state
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Leaf, Tensor, mark_changed, raw
 from rtxarr.ops._manipulate import broadcast_to, only_axis
@@ -189,6 +189,8 @@ take_along_axis.defvjps(x=_take_along_rule)
 def set_item(tensor, key, value):
     """Implement ``tensor[key] = value``; see the notes of :class:`Tensor`."""
     key = unwrap(key)
+    if state.mode & TRACED:
+        tensor = state.tracing.lift(tensor)
     tracked = tensor.node is not None or (isinstance(value, Tensor) and value.node is not None)
     if tracked and is_recording():
         if type(tensor.node) is Leaf:

@@ -13,8 +13,8 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr.autograd import Tensor
-from rtxarr.autograd._mode import RECORDED, state
-from rtxarr.autograd._tape import make_tensor
+from rtxarr.autograd._mode import RECORDED, WITNESSED, state
+from rtxarr.autograd._tape import make_tensor, mark_changed
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _trace
 from rtxarr.polygraph._backends import program_for
@@ -119,7 +119,18 @@ class Fused:
 
     def __repr__(self) -> str:
         n = sum(map(len, self._programs.values()))
-        return f"<Fused {getattr(self, '__name__', self._function)}, {n} programs>"
+        return f"<Fused {self.name}, {n} programs>"
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return getattr(self, "__name__", type(self._function).__name__)
+
+    def of(self, function: Callable, name: str) -> Fused:
+        """Return another function fused in the same way."""
+        made = Fused(function, mode=self.mode, backend=self.backend)
+        made.__name__ = name
+        return made
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
         return self if owner is None else types.MethodType(self, owner)
@@ -189,9 +200,8 @@ class Fused:
         first = not self.reasons
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
         if first:
-            name = getattr(self, "__name__", "a function")
             warnings.warn(
-                f"{name}() is not fused: {reason}; it runs as it is",
+                f"{self.name}() is not fused: {reason}; it runs as it is",
                 RuntimeWarning,
                 stacklevel=levels_outside(),
             )
@@ -399,16 +409,47 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
             if other != number and (other not in written or other > number):
                 lines.append(f"    if overlap(x{number}, x{other}): return EAGER")
     lines += [*places, f"    r = program({', '.join(arguments)})"]
+    tensors = _written_tensors(trace, leaves, written)
+    if tensors:
+        names["changed"] = mark_changed
+        lines += [f"    changed({word})" for word in tensors]
+    if state.mode & WITNESSED:
+        names["see"] = _see
+        seen = [f"L[{i}]" for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+        seen += [f"h{i}" for i in range(len(trace.sources)) if f"h{i}" in names]
+        lines.append(f"    see(({''.join(f'{word}, ' for word in seen)}))")
     return "\n".join(lines) + "\n", names
+
+
+def _see(tensors: tuple) -> None:
+    state.witness.see(tensors)
+
+
+def _written_tensors(trace: Any, leaves: Sequence, written: Sequence[int]) -> list[str]:
+    """Return the text of each Tensor that the program writes into."""
+    found = []
+    for number in written:
+        source = trace.sources[number]
+        if isinstance(source, Captured):
+            if source.holder is not None:
+                found.append(f"h{number}")
+        elif isinstance(leaves[source], Tensor):
+            found.append(f"L[{source}]")
+    return found
 
 
 def _hashable(guards: list) -> list:
     return [(e, v) for e, v in guards if v == v]
 
 
+def result_words(outputs: list[Output], names: dict, xp: Any) -> list[str]:
+    """Return the text of each leaf of the result, made of the program's outputs ``r``."""
+    return [_word(k, out, names, xp) for k, out in enumerate(outputs)]
+
+
 def _result_text(outputs: list[Output], structure: Any, names: dict, xp: Any) -> str:
-    """Return the text that makes the result of the program's outputs ``r``."""
-    words = [_word(k, out, names, xp) for k, out in enumerate(outputs)]
+    """Return the text that makes the result."""
+    words = result_words(outputs, names, xp)
     if structure is None:
         return f"    return {words[0]}\n"
     kind, _, parts = structure

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from rtxarr import _device
 from rtxarr.autograd import Tensor
-from rtxarr.autograd._mode import TRACED, state
+from rtxarr.autograd._mode import OBSERVED, PROFILED, TRACED, WITNESSED, state
 from rtxarr.autograd._tape import Leaf, make_tensor
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir, _namespace
@@ -80,6 +81,8 @@ class Recording:
         With tracers for data: those of arguments and those found elsewhere.
     originals : list
         For each of ``tensors`` the leaf's number, or the Tensor it stands for.
+    roots : list of Tensor
+        What each of ``tensors`` was in the beginning: writes may put others in their place.
     result : list
         The leaves of what the function gave.
     """
@@ -97,6 +100,7 @@ class Recording:
         self.leaves = leaves
         self.tensors: list[Tensor] = []
         self.originals: list[Any] = []
+        self.roots: list[Tensor] = []
         self.scalars: list[int] = []  # places of the numbers among the leaves
         self._lifted: dict[int, tuple[Any, Tensor]] = {}
         before = np.random.get_state()[2]  # noqa: NPY002  (to see whether it is drawn from)
@@ -126,10 +130,7 @@ class Recording:
 
     def _leaf(self, place: int, x: Any, plain: bool) -> Any:
         if isinstance(x, Tensor):
-            tracer = self._array(place, x.data)
-            tensor = make_tensor(tracer, None if x.node is None else Leaf(), 0, None)
-            self.tensors.append(tensor)
-            self.originals.append(place)
+            tensor = self._tensor(self._array(place, x.data), x, place)
             self._lifted.setdefault(id(x), (x, tensor))
             return tensor
         if _device.is_array(x):
@@ -138,6 +139,14 @@ class Recording:
             self.scalars.append(place)
             return Scalar(x, f"a[{len(self.scalars) - 1}]")
         return x
+
+    def _tensor(self, tracer, x, original):
+        node = None if x.node is None else Leaf()
+        tensor = make_tensor(tracer, node, 0, None)
+        self.tensors.append(tensor)
+        self.roots.append(make_tensor(tracer, node, 0, None))
+        self.originals.append(original)
+        return tensor
 
     def _array(self, place, x):
         tracer = self.trace.input(place, x.dtype, x.shape, strides_of(x))
@@ -162,12 +171,15 @@ class Recording:
             return x
         found = self._lifted.get(id(x))
         if found is None:
-            tracer = self.trace.capture(x.data, x)
-            tensor = make_tensor(tracer, None if x.node is None else Leaf(), 0, None)
-            self.tensors.append(tensor)
-            self.originals.append(x)
+            tensor = self._tensor(self.trace.capture(x.data, x), x, x)
             found = self._lifted[id(x)] = x, tensor
         return found[1]
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Trace what the block does."""
+        with self.trace, _tracing(self):
+            yield
 
     def stand_in(self, x: Tensor, tensor: Tensor) -> None:
         """Let ``tensor`` stand for a Tensor that the function finds elsewhere."""
@@ -237,6 +249,9 @@ class Recording:
         ]
 
 
+_WATCHED = OBSERVED | PROFILED | WITNESSED  # what nodes of tracers are not shown to
+
+
 class _tracing:
     """Let the tape hand its tensors to a recording, for a ``with`` block."""
 
@@ -244,13 +259,13 @@ class _tracing:
         self._recording = recording
 
     def __enter__(self) -> None:
-        self._before = state.tracing, state.mode & TRACED
+        self._before = state.tracing, state.mode & (_WATCHED | TRACED)
         state.tracing = self._recording
-        state.mode |= TRACED
+        state.mode = state.mode & ~_WATCHED | TRACED
 
     def __exit__(self, *exc: object) -> None:
-        state.tracing, bit = self._before
-        state.mode = state.mode & ~TRACED | bit
+        state.tracing, bits = self._before
+        state.mode = state.mode & ~(_WATCHED | TRACED) | bits
 
 
 def _is_value(x: Any) -> bool:

@@ -1,0 +1,460 @@
+"""Gradients of fused functions: one operation on the tape, with a fused backward pass.
+
+The backward pass is traced where the function was, by the tape's own rules on tracers. What the two
+share is cut: values of the forward pass that the backward pass needs are kept, but for those that
+cost little to compute again from others. Higher derivatives fuse, in the same way, the function
+that gives the gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rtxarr import random
+from rtxarr._device import namespace
+from rtxarr.autograd._engine import gradients
+from rtxarr.autograd._mode import OBSERVED, PROFILED, RECORDED, TRACED, enable_grad, state
+from rtxarr.autograd._op import _observe
+from rtxarr.autograd._tape import Node, Tensor, make_tensor, store_of
+from rtxarr.autograd._tree import flatten, unflatten
+from rtxarr.polygraph import _ir
+from rtxarr.polygraph._backends import program_for
+from rtxarr.polygraph._elementwise import as_array
+from rtxarr.polygraph._record import Recording
+from rtxarr.polygraph._trace import Concretization, Tracer
+
+if TYPE_CHECKING:
+    from rtxarr.polygraph._fuse import Fused
+
+_FREE = (*_ir.VIEWS, "constant", "iota")
+_CHEAP = frozenset(
+    """
+    cast positive negative abs add subtract multiply maximum minimum where equal not_equal less
+    less_equal greater greater_equal logical_and logical_or logical_not square sign
+    """.split()
+)
+
+
+class Differentiable:
+    """A program for one kind of arguments of which some need a gradient.
+
+    Attributes
+    ----------
+    graph : Graph
+        The forward pass; its last outputs are what is kept for the backward pass.
+    program : object
+        Runs it.
+    plan : _Plan
+        The tape's view of the operation.
+    run : callable
+        Takes the leaves of the arguments; gives the result.
+    """
+
+    def __init__(
+        self, fused: Fused, recording: Recording, leaves: Sequence[Any], structure: Any
+    ) -> None:
+        from rtxarr.polygraph._fuse import call_text, graph_of, result_words
+
+        self._backward = backward = _Backward(fused, recording, structure)
+        nodes, outputs = recording.outputs(recording.result)
+        updates = recording.updates()
+        if {number for number, _ in updates} & backward.tracked_inputs:
+            raise Concretization("it writes into a tensor that requires a gradient")
+        backward.cut(nodes)
+        self.graph = graph_of(recording, [*nodes, *backward.kept], updates)
+        self.program = program_for(fused, recording.trace, self.graph)
+        self.plan = _Plan(fused, backward)
+        self._outputs = outputs
+        self._structure = recording.structure
+        text, names = call_text(recording, leaves, updates)
+        words = result_words(outputs, names, recording.trace.xp)
+        arrays = "".join(f"x{i}, " for i in range(len(recording.trace.inputs)))
+        self.text = text + f"    return done(L, r, ({arrays}), [{', '.join(words)}])\n"
+        names["program"] = getattr(self.program, "run", self.program)
+        names["done"] = self._done
+        exec(compile(self.text, "<fused call>", "exec"), names)
+        self.run: Callable = names["run"]
+        if backward.draws:
+            self.run = self._run_with_draws
+            self._plain_run: Callable = names["run"]
+        self._log: Any = None
+
+    def _run_with_draws(self, leaves: Sequence[Any]) -> Any:
+        with random.record_draws() as log:
+            out = self._plain_run(leaves)
+        for x in flatten(out)[0]:
+            if isinstance(x, Tensor) and type(x.node) is Node and x.node.plan is self.plan:
+                x.node.saved[2].draws = log
+        return out
+
+    def _done(
+        self, leaves: Sequence[Any], roots: Sequence[Any], inputs: Sequence[Any], made: list
+    ) -> Any:
+        """Put the results on the tape."""
+        backward = self._backward
+        if state.mode & RECORDED:
+            tensors = [x if isinstance(x, Tensor) else leaves[x] for x in backward.originals]
+            edges = [(t.node, t.slot, t.data.shape, t.data.dtype) for t in tensors]
+            guards = [
+                (store_of(tensor), tensor.store[0])
+                for number, tensor in zip(backward.numbers, tensors, strict=True)
+                if number in backward.used_inputs
+            ]
+            for number, place in backward.guarded_arguments:
+                tensor = leaves[place] if isinstance(place, int) else place
+                if number in backward.used_inputs:
+                    guards.append((store_of(tensor), tensor.store[0]))
+            kept = [roots[i] for i in backward.kept_places]
+            arrays = [*map(_contiguous, kept), *(inputs[i] for i in backward.used_inputs)]
+            call = _Call(leaves, edges)
+            first = inputs[backward.numbers[0]]
+            node = Node(self.plan, edges, (arrays, first, call), guards)
+            results = [made[i] for i in backward.places]
+            for slot, tensor in enumerate(results):
+                tensor.node, tensor.slot = node, slot
+                if backward.kept_results[slot]:
+                    guards.append((store_of(tensor), tensor.store[0]))
+            if len(results) > 1:
+                node.outputs = [(t.data.shape, t.data.dtype) for t in results]
+            if state.mode & (OBSERVED | PROFILED):
+                _observe(node, state.mode & ~PROFILED)
+        return unflatten(self._structure, made)
+
+    def explain(self) -> str:
+        """Return how the forward pass and the backward passes that ran are run."""
+        parts = [("forward", self.program, self.graph)]
+        parts += [("backward", p, p.graph) for p in self._backward.programs.values()]
+        lines = []
+        for name, program, graph in parts:
+            own = getattr(program, "explain", None)
+            lines += [f"{name}:", own() if own is not None else _ir.text(graph)]
+        return "\n".join(lines)
+
+
+class _Call:
+    """One call: what its higher derivatives begin from."""
+
+    __slots__ = ("leaves", "edges", "draws")
+
+    def __init__(self, leaves: Sequence[Any], edges: list) -> None:
+        # Raw data only: holding the tensors would keep the graph before this call alive.
+        self.leaves = [(x.data,) if isinstance(x, Tensor) else x for x in leaves]
+        self.edges = edges
+        self.draws: Any = None
+
+
+class _Op:
+    """What the tape asks of an operation."""
+
+    elementwise = movement = view = holomorphic = False
+    variadic = "args"
+    arg_names: tuple = ()
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class _Plan:
+    """The tape's plan of a fused operation: how to run its rules."""
+
+    rows_call = None
+    guards_all = saves_out = False
+
+    def __init__(self, fused: Fused, backward: _Backward) -> None:
+        self.op = _Op(fused.name)
+        n = len(backward.originals)
+        self.tracked = tuple(range(n))
+        self.inputs = [None, 0, None]  # the second tells whether to record the backward pass
+        self.calls: list = []
+        self.mask_calls: list = [None] * n
+        self.per_sample_calls: list = [None] * n
+        self.call = backward
+
+
+class _Backward:
+    """The backward pass of one recording.
+
+    Attributes
+    ----------
+    originals : list
+        For each tensor that needs a gradient, the leaf's number or the Tensor itself.
+    numbers : list of int
+        The program's inputs that these are.
+    places : list of int
+        The leaves of the result that gradients come to.
+    kept : list of Node
+        What is kept beside the outputs.
+    """
+
+    def __init__(self, fused: Fused, recording: Recording, structure: Any) -> None:
+        self._fused = fused
+        self._recording = recording
+        self._structure = structure
+        self.programs: dict[tuple, Any] = {}
+        self._second: Any = None
+        trace = recording.trace
+        self.draws = trace.__dict__.get("draws") is not None
+        tensors = list(zip(recording.roots, recording.originals, strict=True))
+        self._variables = [x for x, _ in tensors if x.node is not None]
+        self.originals = [original for x, original in tensors if x.node is not None]
+        self.numbers = [x.data._cell.number for x in self._variables]
+        self.tracked_inputs = set(self.numbers)
+        self.guarded_arguments = [
+            (x.data._cell.number, original) for x, original in tensors if x.node is None
+        ]
+        self.places = [
+            i
+            for i, x in enumerate(recording.result)
+            if isinstance(x, Tensor) and x.node is not None
+        ]
+        self._results: list[Tensor] = [recording.result[i] for i in self.places]
+        for x in self._results:
+            if not isinstance(x.data, Tracer) or x.data._cell.number is not None:
+                raise Concretization("it gives back a tensor that requires a gradient as it is")
+        self._gradient_inputs = [
+            trace.fresh(_ir.make("input", (), (("gradient", k),), x.data.dtype, x.data.shape))
+            for k, x in enumerate(self._results)
+        ]
+        self._lock = threading.Lock()
+        self.kept: list[_ir.Node] = []
+
+    # ------------------------------------------------------------------------------ cutting
+
+    def _traced(self, pattern: Sequence[bool]) -> list[_ir.Node | None]:
+        """Return the gradients, where those of some results are not given."""
+        recording = self._recording
+        with recording.tracing():
+            pairs = [
+                (x, g)
+                for x, g, given in zip(self._results, self._gradient_inputs, pattern, strict=True)
+                if given
+            ]
+            found = gradients(
+                [x for x, _ in pairs],
+                self._variables,
+                [g for _, g in pairs],
+                retain_graph=True,
+            )
+            return [None if g is None else as_array(g).node for g in found]
+
+    def cut(self, outputs: list[_ir.Node]) -> None:
+        """Choose what to keep; ``outputs`` are there anyway."""
+        found = self._traced([True] * len(self._results))
+        trace = self._recording.trace
+        roots = [node for node in found if node is not None]
+        gradient_nodes = {g.node for g in self._gradient_inputs}
+        late: set[_ir.Node] = set()
+        order = _ir.topological(roots)
+        for node in order:
+            if node in gradient_nodes or any(s in late for s in node.src):
+                late.add(node)
+        there = {*outputs}
+        inputs = set(trace.inputs)
+        kept: dict[_ir.Node, None] = {}
+        wanted = [s for node in order if node in late for s in node.src if s not in late]
+        wanted += [node for node in roots if node not in late]
+
+        def keep(node: _ir.Node) -> None:
+            stack = [node]
+            while stack:
+                n = stack.pop()
+                if n in inputs or n in kept or n.op in ("constant", "iota"):
+                    continue
+                if n in there:
+                    kept[n] = None
+                elif n.op in _FREE or (n.op in _CHEAP and self._is_cheap(n, there, kept, inputs)):
+                    stack.extend(n.src)
+                elif n.dtype is None:
+                    raise Concretization("its gradient needs all results of a call at once")
+                else:
+                    kept[n] = None
+
+        for node in wanted:
+            keep(node)
+        self._kept_nodes = list(kept)
+        self.kept = [n for n in kept if n not in there]
+        places = {n: i for i, n in enumerate(outputs)}
+        extra = {n: len(outputs) + i for i, n in enumerate(self.kept)}
+        self.kept_places = [places[n] if n in places else extra[n] for n in self._kept_nodes]
+        self.kept_results = [x.data._cell.node in kept for x in self._results]
+        used = [n for n in _above(roots, set(kept)) if n.op == "input"]
+        self.used_inputs = sorted(n.attrs[0] for n in used if n in inputs)
+        self._full = found
+
+    @staticmethod
+    def _is_cheap(node: _ir.Node, there: set, kept: dict, inputs: set) -> bool:
+        """Tell whether a node can be computed again from what is kept anyway."""
+        stack, cost = list(node.src), 1
+        while stack:
+            n = stack.pop()
+            if n in there or n in kept or n in inputs or n.op in ("constant", "iota"):
+                continue
+            if n.op in _ir.VIEWS:
+                stack.extend(n.src)
+            elif n.op in _CHEAP and cost < 4:
+                cost += 1
+                stack.extend(n.src)
+            else:
+                return False
+        return True
+
+    # ------------------------------------------------------------------------------ running
+
+    def __call__(self, g: Any, saved: tuple) -> Sequence[Any]:
+        """Return the gradients; ``g`` is one or, where there are several results, a list."""
+        given = g if isinstance(g, list) else [g]
+        arrays, first, call = saved
+        if isinstance(first, Tensor):
+            return self._differentiable(given, call)
+        pattern = tuple(x is not None for x in given)
+        program = self.programs.get(pattern)
+        if program is None:
+            with self._lock:
+                program = self.programs.get(pattern)
+                if program is None:
+                    program = self.programs[pattern] = self._program(pattern)
+        return program(arrays, [_contiguous(x) for x in given if x is not None])
+
+    def _program(self, pattern: tuple) -> _BackwardProgram:
+        recording = self._recording
+        trace = recording.trace
+        found = self._full if all(pattern) else self._traced(pattern)
+        used = [trace.inputs[i] for i in self.used_inputs]
+        given = [g.node for g, there in zip(self._gradient_inputs, pattern, strict=True) if there]
+        leaves = [*self._kept_nodes, *used, *given]
+        roots = [n for n in found if n is not None]
+        if any(n.op == "input" and n not in leaves for n in _above(roots, set(leaves))):
+            raise AssertionError("a backward pass uses what was not kept")
+        inputs, roots = cut_above(leaves, roots)
+        first = len(self._kept_nodes)
+        places = {number: first + i for i, number in enumerate(self.used_inputs)}
+        seen = _BackwardTrace(trace, inputs, places)
+        scalars = [p for n, p in places.items() if recording.is_scalar(trace.sources[n])]
+        graph = _ir.Graph(inputs, roots, (), scalars)
+        numbers = iter(range(len(roots)))
+        outputs = [None if node is None else next(numbers) for node in found]
+        return _BackwardProgram(program_for(self._fused, seen, graph), graph, outputs)
+
+    # --------------------------------------------------------------------- higher derivatives
+
+    def _differentiable(self, given: list, call: _Call) -> Sequence[Any]:
+        """Return the gradients as tensors that stand on the tape, from the call's arguments."""
+        edges = iter(call.edges)
+        by_place = {p: next(edges) for p in self.originals}
+        leaves = []
+        for i, x in enumerate(call.leaves):
+            if isinstance(x, tuple):
+                edge = by_place.get(i)
+                node, slot = (None, 0) if edge is None else edge[:2]
+                x = make_tensor(x[0], node, slot, None)
+            leaves.append(x)
+        if self._second is None:
+            function = functools.partial(
+                pull, self._fused._function, self.places, self.originals
+            )
+            self._second = self._fused.of(function, f"gradient of {self._fused.name}")
+        args, kwargs = unflatten(self._structure, leaves)
+        if call.draws is None:
+            return self._second(args, kwargs, tuple(given))
+        with random.replay_draws(call.draws):
+            return self._second(args, kwargs, tuple(given))
+
+
+def pull(
+    function: Callable, places: list, originals: list, args: tuple, kwargs: dict, given: tuple
+) -> tuple:
+    """Call ``function`` and return the gradients of ``originals``, themselves on the tape."""
+    with enable_grad():
+        leaves = flatten((args, kwargs))[0]
+        result = flatten(function(*args, **kwargs))[0]
+    lift = state.tracing.lift if state.mode & TRACED else (lambda x: x)
+    inputs = [lift(x) if isinstance(x, Tensor) else leaves[x] for x in originals]
+    pairs = [(result[p], g) for p, g in zip(places, given, strict=True) if g is not None]
+    found = gradients([x for x, _ in pairs], inputs, [g for _, g in pairs], create_graph=True)
+    return tuple(found)
+
+
+def _above(roots: Sequence[_ir.Node], leaves: set[_ir.Node]) -> list[_ir.Node]:
+    """Return the nodes that ``roots`` need above ``leaves``, these included."""
+    seen: dict[_ir.Node, None] = {}
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen[node] = None
+            if node not in leaves:
+                stack.extend(node.src)
+    return list(seen)
+
+
+def cut_above(
+    leaves: Sequence[_ir.Node], roots: Sequence[_ir.Node]
+) -> tuple[list[_ir.Node], list[_ir.Node]]:
+    """Return new inputs in place of ``leaves``, and ``roots`` on these."""
+    inputs = [_ir.input_node(i, n.dtype, n.shape) for i, n in enumerate(leaves)]
+    new = dict(zip(leaves, inputs, strict=True))
+    stack = [(root, False) for root in roots]
+    while stack:
+        node, ready = stack.pop()
+        if node in new:
+            continue
+        if ready:
+            sources = [new[s] for s in node.src]
+            new[node] = _ir.make(node.op, sources, node.attrs, node.dtype, node.shape)
+        else:
+            stack.append((node, True))
+            stack.extend((s, False) for s in node.src)
+    return inputs, [new[root] for root in roots]
+
+
+class _BackwardTrace:
+    """What a back end asks of the trace of a backward pass."""
+
+    def __init__(self, trace: Any, inputs: list[_ir.Node], places: dict[int, int]) -> None:
+        self.xp = trace.xp
+        self.on_numpy = trace.on_numpy
+        self.inputs = inputs
+        # Inputs of the forward pass that it uses too lie as they lie there.
+        self.cells = [
+            _Cell(places[cell.number], cell.strides)
+            for cell in trace.cells
+            if cell.number in places
+        ]
+
+
+class _Cell:
+    """How one input lies in memory."""
+
+    __slots__ = ("number", "strides")
+
+    def __init__(self, number: int, strides: Any) -> None:
+        self.number = number
+        self.strides = strides
+
+
+class _BackwardProgram:
+    """Runs a backward pass: gradients of the variables, None for those it does not reach."""
+
+    def __init__(self, program: Any, graph: _ir.Graph, places: list) -> None:
+        self.graph = graph
+        self._run = getattr(program, "run", program)
+        self._places = places
+        explain = getattr(program, "explain", None)
+        if explain is not None:
+            self.explain = explain
+
+    def __call__(self, arrays: list, given: list) -> list:
+        out = self._run(*arrays, *given)
+        return [None if p is None else out[p] for p in self._places]
+
+
+def _contiguous(x: Any) -> Any:
+    """Return an array in row-major order, as programs take what they have not seen."""
+    if isinstance(x, np.generic) or x.flags.c_contiguous:
+        return x
+    return namespace(x).asarray(x, copy=True, order="C")
