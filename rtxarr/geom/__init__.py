@@ -3,6 +3,7 @@
 from rtxarr.geom._aggregate import aggregate, degree_scalers, edge_softmax, sddmm
 from rtxarr.geom._attend import attend
 from rtxarr.geom._batch import Batch, to_dense_adj, to_dense_batch
+from rtxarr.geom._chunks import EdgeChunks, from_chunks, open_graph
 from rtxarr.geom._convert import (
     from_cudf,
     from_cugraph,
@@ -101,6 +102,7 @@ __all__ = [
     "ChebConv",
     "ClusterSampler",
     "DynamicEdgeConv",
+    "EdgeChunks",
     "EdgeConv",
     "Explanation",
     "GATConv",
@@ -169,6 +171,7 @@ __all__ = [
     "explain",
     "farthest_point_sampling",
     "flip_points",
+    "from_chunks",
     "from_cudf",
     "from_cugraph",
     "from_dgl",
@@ -196,6 +199,7 @@ __all__ = [
     "negative_destinations",
     "negative_sampling",
     "normalize_points",
+    "open_graph",
     "partition",
     "plan",
     "radius",
