@@ -11,14 +11,40 @@ from rtxarr.polygraph import _methods  # noqa: F401  (gives tracers their method
 
 # Public names, loaded on first use, and where they are.
 _WHERE = {
+    "ArraySpec": "_aot",
+    "Bundle": "_aot",
+    "BundleError": "_aot_load",
     "Fused": "_fuse",
+    "Loaded": "_aot_load",
+    "NotSaved": "_aot",
+    "Patch": "_patch",
+    "Refused": "_patch",
+    "aot": "_aot",
     "cond": "_control",
     "fuse": "_fuse",
+    "load": "_aot_load",
+    "patch": "_patch",
     "scan": "_control",
     "while_loop": "_control",
 }
 
-__all__ = ["Fused", "cond", "fuse", "scan", "while_loop"]
+__all__ = [
+    "ArraySpec",
+    "Bundle",
+    "BundleError",
+    "Fused",
+    "Loaded",
+    "NotSaved",
+    "Patch",
+    "Refused",
+    "aot",
+    "cond",
+    "fuse",
+    "load",
+    "patch",
+    "scan",
+    "while_loop",
+]
 
 
 def __getattr__(name: str) -> Any:

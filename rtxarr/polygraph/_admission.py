@@ -78,6 +78,8 @@ def _like(x: Any) -> Any:
 
 def index_buffers(loops: Loops) -> set[str]:
     """Return the names of the buffers whose values say where other memory is read."""
+    if "indices" in loops.notes:  # of a kernel from a file, which has no statements
+        return loops.notes["indices"]
     statements = {}
     expressions: list[Expr] = []
     for s in (*loops.before, *(s for p in loops.phases for s in (*p.body, *p.after))):

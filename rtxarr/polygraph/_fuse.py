@@ -260,6 +260,14 @@ class Fused:
             return Differentiable(self, recording, leaves, structure)
         return Compiled(self, recording, leaves)
 
+    # ------------------------------------------------------------------------- ahead of time
+
+    def aot(self, signatures: Sequence[tuple | dict], **options: Any) -> Any:
+        """Compile for kinds of arguments, to be saved; see :func:`rtxarr.polygraph.aot`."""
+        from rtxarr.polygraph._aot import aot
+
+        return aot(self, signatures, **options)
+
     # ----------------------------------------------------------------------------- explaining
 
     def explain(self) -> str:

@@ -1,0 +1,500 @@
+"""Programs from files: rebuilt step by step from data, with machine code put in place of compilers.
+
+Nothing of a file is run as Python. The text of a program is written anew, by the code that writes
+it for a fused function, from nodes and steps that were checked one by one.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from os import PathLike
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+import rtxarr
+from rtxarr import _device
+from rtxarr.autograd import Tensor
+from rtxarr.autograd._tree import flatten
+from rtxarr.polygraph import _aot_data as data
+from rtxarr.polygraph import _bundle, _fuse
+from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._aot_kind import FORMAT, Kind, cpu_levels, kind_of, read_kind
+from rtxarr.polygraph._bundle import BundleError
+from rtxarr.polygraph._interpret import _RULES
+from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
+from rtxarr.polygraph._loops import Buffer, Loops
+from rtxarr.polygraph._program import Program, Step, eager_step
+from rtxarr.polygraph._record import Output
+from rtxarr.polygraph._trace import Captured, ScalarSource
+
+__all__ = ["BundleError", "Loaded", "load"]
+
+
+def load(path: str | PathLike, *, target: str | None = None, key: bytes | None = None) -> Loaded:
+    """Return the function of a file that ``f.aot(...).save(path)`` wrote.
+
+    Needs no compiler: neither NVRTC nor numba nor LLVM.
+
+    Parameters
+    ----------
+    path : str or path
+    target : {"cpu", "numpy", "cuda"}, optional
+        Which of the file's targets to load; by default all that this machine can run.
+    key : bytes, optional
+        The secret that the file was written with.
+
+    Returns
+    -------
+    Loaded
+        Takes the arguments that the function took, of the kinds it was compiled for, and gives the
+        same results to the bit. Its results are untracked.
+
+    Raises
+    ------
+    BundleError
+        Naming the file, where it is cut off, was changed, is of another version, or holds nothing
+        that this machine can run.
+
+    Notes
+    -----
+    Machine code does whatever it does: checksums find damage, but anyone can write a file with
+    right ones. Load files that you trust, or that were written with a ``key``.
+    """
+    header, parts = _bundle.read(path, key)
+    if header.get("format") != FORMAT or header.get("rtxarr") != rtxarr.__version__:
+        raise BundleError(
+            f"{path} was written by rtxarr {header.get('rtxarr')} (format {header.get('format')}), "
+            f"and this is rtxarr {rtxarr.__version__} (format {FORMAT}): save it anew"
+        )
+    try:
+        return _loaded(path, header, parts, target)
+    except BundleError:
+        raise
+    except Exception as error:
+        raise BundleError(f"{path} does not hold programs as they are: {error}") from error
+
+
+def _loaded(path: Any, header: dict, parts: dict, target: str | None) -> Loaded:
+    about = header["targets"]
+    if target is not None and target not in about:
+        raise BundleError(f"{path} has {', '.join(about)}, got target={target!r}")
+    makers: dict[str, Any] = {}
+    reasons = []
+    for name in about if target is None else (target,):
+        reason = _MAKERS[name].misfit(about[name])
+        if reason:
+            reasons.append(reason)
+        else:
+            makers[name] = _MAKERS[name](about[name], parts, header["mode"])
+    if not makers:
+        raise BundleError(f"{path} {'; it '.join(reasons)}")
+    arrays: dict[str, Any] = {}
+    cases = [
+        _Case(case, makers[case["target"]], parts, arrays)
+        for case in header["programs"]
+        if case["target"] in makers
+    ]
+    return Loaded(str(header["name"]), cases)
+
+
+class Loaded:
+    """A function from a file; see :func:`load`.
+
+    Attributes
+    ----------
+    programs : list
+        One for each kind of arguments.
+    """
+
+    def __init__(self, name: str, cases: list[_Case]) -> None:
+        self.__name__ = name
+        self.programs = cases
+        self._programs: dict[tuple, list[_Case]] = {}
+        for case in cases:
+            self._programs.setdefault(case.key, []).append(case)
+        self._by_value = sorted({case.by_value for case in cases})
+
+    def __repr__(self) -> str:
+        return f"<Loaded {self.__name__}, {len(self.programs)} programs>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, structure = flatten((args, kwargs))
+        for by_value in self._by_value:
+            key = by_value, structure, *[kind_of(x, by_value) for x in leaves]
+            for case in self._programs.get(key, ()):
+                out = case.run(leaves)
+                if out is _fuse._EAGER:
+                    raise ValueError(
+                        f"{self.__name__}() writes into arguments that share memory with others, "
+                        "which it was not compiled for"
+                    )
+                if out is not _fuse._MISS:
+                    return out
+        raise TypeError(self._unknown(leaves))
+
+    def _unknown(self, leaves: Sequence[Any]) -> str:
+        try:
+            got = ", ".join(str(kind_of(x, False)) for x in leaves)
+        except TypeError as error:
+            got = str(error)
+        known = "; ".join(dict.fromkeys(str(case) for case in self.programs))
+        return f"{self.__name__}() was compiled for ({known}), got ({got})"
+
+    def explain(self) -> str:
+        """Return the text of each program."""
+        lines = [repr(self)]
+        for case in self.programs:
+            lines += ["", f"({case})", case.program.text]
+        return "\n".join(lines)
+
+
+class _Case:
+    """A program for one kind of arguments."""
+
+    def __init__(self, case: dict, maker: Any, parts: dict, arrays: dict) -> None:
+        structure = data.decode_structure(case["structure"])
+        kinds = [read_kind(x, case["target"]) for x in case["leaves"]]
+        if data.n_leaves(structure) != len(kinds):
+            raise ValueError("arguments that do not fit their containers")
+        self.kinds = kinds
+        self.by_value = bool(case["by_value"])
+        self.key = self.by_value, structure, *kinds
+        numbers = [data.index_of(i, len(kinds)) for i in case["numbers"]]
+        n = len(numbers)
+        sources = [self._source(s, n, maker, parts, arrays) for s in case["sources"]]
+        guards = [
+            (data.checked_expression(e, n), data.decode(value)) for e, value in case["guards"]
+        ]
+        self.program = _LoadedProgram(case["program"], maker)
+        graph = self.program.graph
+        if len(graph.inputs) != len(sources):
+            raise ValueError("a program with other inputs than it is given")
+        for node, source in zip(graph.inputs, sources, strict=True):
+            self._check(node, source)
+        outputs = [self._output(o, n) for o in case["outputs"]]
+        result = data.decode_structure(case["result"])
+        if data.n_leaves(result) != len(outputs):
+            raise ValueError("results that do not fit their containers")
+        nothing: list = []
+        trace = SimpleNamespace(guards=guards, sources=sources, xp=maker.xp)
+        around = SimpleNamespace(
+            _entries=nothing, _cells=nothing, _lists=nothing, _module_state=nothing
+        )
+        recording = SimpleNamespace(trace=trace, surroundings=around, scalars=numbers)
+        tensor = object.__new__(Tensor)
+        leaves = [tensor if k.kind == "tensor" else None for k in kinds]
+        text, names = _fuse.call_text(recording, leaves, graph.updates)
+        text += _fuse._result_text(outputs, result, names, maker.xp)
+        names["program"] = self.program.run
+        exec(compile(text, "<loaded call>", "exec"), names)
+        self.run: Callable = names["run"]
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.kinds))
+
+    def _source(self, source: list, n: int, maker: Any, parts: dict, arrays: dict) -> Any:
+        kind, *rest = source
+        if kind == "leaf":
+            return data.index_of(rest[0], len(self.kinds))
+        if kind == "number":
+            return ScalarSource(data.checked_expression(rest[0], n), data.dtype_of(rest[1]))
+        if kind == "constant":
+            return Captured(data.decode(rest[0]))
+        if kind != "array":
+            raise ValueError(f"not a source: {kind!r}")
+        name, dtype, shape, strides = rest
+        if name not in arrays:
+            array = _array(parts[name], data.dtype_of(dtype), data.shape_of(shape), strides)
+            arrays[name] = maker.to_device(array)
+        return Captured(arrays[name])
+
+    def _check(self, node: Node, source: Any) -> None:
+        """See that an input is of the dtype and shape that the program takes it for."""
+        if isinstance(source, ScalarSource):
+            dtype, shape = source.dtype, ()
+        elif isinstance(source, Captured):
+            dtype, shape = source.array.dtype, source.array.shape
+        else:
+            dtype, shape = self.kinds[source].dtype, self.kinds[source].shape
+        if (dtype, shape) != (node.dtype, node.shape):
+            raise ValueError(f"an input {node} that is given {dtype}{shape}")
+
+    def _output(self, o: dict, n: int) -> Output:
+        kind, source = o["kind"], o["source"]
+        graph = self.program.graph
+        sizes = {"r": len(graph.outputs), "x": len(graph.inputs)}
+        if kind == "scalar":
+            source = data.checked_expression(source, n)
+        elif kind == "plain":
+            source = data.decode(source)
+        elif kind in ("root", "input"):
+            source = data.index_of(source, sizes["r" if kind == "root" else "x"])
+        else:
+            raise ValueError(f"not a kind of result: {kind!r}")
+        apart = o["apart"]
+        if apart is not None:
+            apart = [(where, data.index_of(i, sizes[where])) for where, i in apart]
+        steps = tuple([data.decode_view(s) for s in o["steps"]])
+        return Output(
+            kind, source, steps, apart=apart, tensor=bool(o["tensor"]), scalar=bool(o["scalar"])
+        )
+
+
+def _array(part: Any, dtype: np.dtype, shape: tuple, strides: list | None) -> np.ndarray:
+    """Return an array of the bytes of a part, in memory of its own."""
+    values = np.frombuffer(part, dtype).reshape(shape)
+    if strides is None:
+        return values.copy()
+    from rtxarr.polygraph._admission import _bytes_of
+
+    steps = tuple(map(int, strides))
+    if len(steps) != len(shape):
+        raise ValueError("an array with other strides than axes")
+    size, first = _bytes_of(shape, steps, dtype.itemsize)
+    if size > values.nbytes + 4096 * max(values.nbytes, 1):
+        raise ValueError("an array that is spread too far")
+    out = np.ndarray(shape, dtype, buffer=bytearray(size), offset=first, strides=steps)
+    out[...] = values
+    return out
+
+
+# ----------------------------------------------------------------------------------- programs
+
+
+class _LoadedProgram(Program):
+    """A program made of data."""
+
+    def __init__(self, given: dict, maker: Any) -> None:
+        self.backend = maker
+        self.why = {}
+        self.parts = []
+        n_inputs = given["n_inputs"]
+        self._nodes: list[Node] = []
+        self._given = given["nodes"]
+        controls = {s[1] for s in given["steps"] if s[0] == "node" and s[2]}
+        parts = {
+            s[1]: [_LoadedProgram(p, maker) for p in s[2]]
+            for s in given["steps"]
+            if s[0] == "node" and s[2]
+        }
+        for i, described in enumerate(self._given):
+            graphs = [p.graph for p in parts[i]] if i in controls else []
+            self._nodes.append(self._node(i, described, n_inputs, graphs))
+        node = self._node_at
+        inputs = self._nodes[:n_inputs]
+        updates = [(data.index_of(k, n_inputs), node(i)) for k, i in given["updates"]]
+        scalars = [data.index_of(k, n_inputs) for k in given["scalars"]]
+        self.graph = Graph(inputs, [node(i) for i in given["outputs"]], updates, scalars)
+        self.disjoint = bool(given["disjoint"])
+        self.in_place = {node(i): data.index_of(k, n_inputs) for i, k in given["in_place"]}
+        if any(inputs[k].shape != n.shape for n, k in self.in_place.items()):
+            raise ValueError("a result that does not fit where it is written")
+        self.steps = self._read_steps(given["steps"], parts)
+        self.assemble()
+
+    def _node_at(self, i: Any) -> Node:
+        return self._nodes[data.index_of(i, len(self._nodes))]
+
+    def _node(self, i: int, described: list, n_inputs: int, graphs: list[Graph]) -> Node:
+        op, sources, attrs, dtype, shape = described
+        if (op == "input") is not (i < n_inputs):
+            raise ValueError("a program whose inputs do not come first")
+        dtype = None if dtype is None else data.dtype_of(dtype)
+        src = tuple([self._nodes[data.index_of(s, i)] for s in sources])
+        attrs = data.decode(attrs)
+        if op == "result":
+            return ir.make("result", (), (i,), dtype, data.shape_of(shape))
+        if op == "input":
+            return ir.input_node(data.index_of(attrs[0], n_inputs), dtype, data.shape_of(shape))
+        if op not in _RULES and op not in CONTROL:
+            raise ValueError(f"not an operation: {op!r}")
+        if op == "call":
+            data.check_call(attrs[0], attrs[1])
+        return ir.make(op, src, (*graphs, *attrs), dtype, data.shape_of(shape))
+
+    def _read_steps(self, given: list, parts: dict[int, list[Program]]) -> list[Step]:
+        node, steps = self._node_at, []
+        read = {node(i) for s in given if s[0] == "kernel" for i in s[2]}
+        made = {n for n in self._nodes if n.op in ("input", "constant", "iota")}
+        for k, (kind, *rest) in enumerate(given):
+            if kind == "kernel":
+                kernel, source_ids, result_ids = rest
+                sources, results = (tuple(map(node, ids)) for ids in (source_ids, result_ids))
+                loops = _loops(kernel, sources, results)
+                name, run = f"kernel{k}", self.backend.kernel(kernel, loops)
+            elif kind == "node":
+                result, loops = node(rest[0]), None
+                sources, results, name = result.src, (result,), f"{result.op}{k}"
+                if result.op in CONTROL:
+                    run = self.control_step(result, parts[rest[0]])
+                elif result.op in VIEWS and result.ndim and result not in read:
+                    run = None
+                else:
+                    run = eager_step(result, contiguous=result in read)
+            else:
+                raise ValueError(f"not a step: {kind!r}")
+            if not made.issuperset(sources) or not made.isdisjoint(results):
+                raise ValueError(f"steps out of order, at {name}")
+            made.update(results)
+            steps.append(Step(name, run, sources, results, None, loops))
+        if not made.issuperset(self.graph.roots):
+            raise ValueError("a program that does not compute its results")
+        return steps
+
+
+def _loops(kernel: dict, sources: Sequence[Node], results: Sequence[Node]) -> Loops:
+    """Return what is known of a saved kernel, without its statements."""
+    nodes = [*sources, *results]
+    buffers, kept = [], set()
+    for i, (name, dtype, is_output, is_scalar, is_index) in enumerate(kernel["buffers"]):
+        buffer = Buffer(str(name), data.dtype_of(dtype), nodes[i], is_output, is_scalar)
+        if buffer.dtype != nodes[i].dtype or bool(is_output) is not (i >= len(sources)):
+            raise ValueError("a kernel that is given other arrays than it takes")
+        buffers.append(buffer)
+        if is_index:
+            kept.add(buffer.name)
+    if len(buffers) != len(nodes) or kernel["kind"] not in ("map", "rows", "columns", "segments"):
+        raise ValueError("a kernel that is given other arrays than it takes")
+    sizes = [data.index_of(kernel[k], 1 << 62) for k in ("rows", "cols", "features")]
+    return Loops(
+        kernel["kind"], *sizes[:2], tuple(buffers), (), (), sizes[2], None, {"indices": kept}
+    )
+
+
+# -------------------------------------------------------------------------------------- targets
+
+
+class _Numpy:
+    """What runs programs without kernels, and makes arrays for those with."""
+
+    def __init__(self, about: dict, parts: dict, mode: str) -> None:
+        self.xp = _device.namespace(np.empty(0))
+
+    @staticmethod
+    def misfit(about: dict) -> str:
+        """Return why this machine cannot run what was saved, or nothing."""
+        return ""
+
+    def empty(self, shape: tuple, dtype: Any) -> Any:
+        return np.empty(shape, dtype)
+
+    def to_device(self, array: np.ndarray) -> Any:
+        return array
+
+    def kernel(self, kernel: dict, loops: Loops) -> Callable:
+        raise ValueError("a kernel without machine code")
+
+
+class _Cpu(_Numpy):
+    """Starts machine code of the processor."""
+
+    def __init__(self, about: dict, parts: dict, mode: str) -> None:
+        from rtxarr.polygraph.codegen import _image
+
+        super().__init__(about, parts, mode)
+        code = bytes(parts["cpu code"])
+        entries = {k: data.index_of(at, len(code)) for k, at in about["entries"].items()}
+        imports = {k: data.index_of(at, len(code) - 7) for k, at in about["imports"].items()}
+        self._code = _image.Code(_image.Image(code, entries, imports))
+
+    @staticmethod
+    def misfit(about: dict) -> str:
+        here = f"{platform.machine()} under {sys.platform}"
+        there = f"{about['machine']} under {about['system']}"
+        if here != there:
+            return f"holds machine code for {there}, and this is {here}"
+        if about["level"] not in cpu_levels():
+            return (
+                f"holds machine code for {about['level']}, and this processor has "
+                f"{', '.join(cpu_levels()) or 'no such level'}"
+            )
+        head, numpy = object.__basicsize__, int(np.__version__.split(".")[0])
+        if (about["head"], about["numpy"]) != (head, numpy):
+            return (
+                f"holds machine code for NumPy {about['numpy']} and objects with heads of "
+                f"{about['head']} bytes, and here they are NumPy {numpy} and {head}"
+            )
+        return ""
+
+    def kernel(self, kernel: dict, loops: Loops) -> Callable:
+        from rtxarr.polygraph._cpu_backend import starter
+        from rtxarr.polygraph.codegen._ufuncs import address
+
+        numbers = [address(*n) if isinstance(n, list) else int(n) for n in kernel["numbers"]]
+        return starter(self._code, kernel["function"], numbers, loops)
+
+
+class _Cuda(_Numpy):
+    """Starts machine code of an NVIDIA GPU."""
+
+    def __init__(self, about: dict, parts: dict, mode: str) -> None:
+        from rtxarr.polygraph._cuda_backend import CudaBackend
+
+        class Precompiled(CudaBackend):
+            """Takes machine code from a file, by the number that a kernel has for its text."""
+
+            def machine_code(self, kernel: Any, cc: tuple[int, int]) -> bytes:
+                found = _fitting(about["architectures"], cc)
+                if found is None:
+                    raise BundleError(_Cuda.other(about, cc))
+                return bytes(parts[f"cuda {kernel.head} {found}"])
+
+        self._backend = Precompiled(mode)
+        self.empty = self._backend.empty
+        self.xp = _device._device_namespace(_device.device("cuda"))
+
+    @staticmethod
+    def other(about: dict, cc: tuple[int, int]) -> str:
+        there = ", ".join(about["architectures"])
+        return f"holds machine code for {there}, and this GPU is sm_{cc[0]}{cc[1]}"
+
+    @staticmethod
+    def misfit(about: dict) -> str:
+        from rtxarr.polygraph._cuda_backend import Gpu
+
+        try:
+            gpu = Gpu()
+            cc = gpu.capability(gpu.current_device())
+        except Exception as error:
+            return f"holds machine code for NVIDIA GPUs, and none can be used here: {error}"
+        return "" if _fitting(about["architectures"], cc) else _Cuda.other(about, cc)
+
+    def to_device(self, array: np.ndarray) -> Any:
+        return _device.to_device(array, _device.device("cuda"))
+
+    def kernel(self, kernel: dict, loops: Loops) -> Callable:
+        from rtxarr.polygraph.codegen._dialects import CUDA
+        from rtxarr.polygraph.codegen._text import Argument, Kernel, Launch
+
+        launches = []
+        for name, grid, block, shared, arguments in kernel["launches"]:
+            read = tuple([Argument(*map(str, a[:3]), int(a[3])) for a in arguments])
+            grid, block = (tuple(map(int, x)) for x in (grid, block))
+            launches.append(Launch(str(name), grid, block, int(shared), read))
+            if any(a.kind == "buffer" and not 0 <= a.value < len(loops.buffers) for a in read):
+                raise ValueError("a kernel that takes other arrays than it is given")
+        made = Kernel(
+            dialect=CUDA,
+            head=str(int(kernel["code"])),
+            wide=bool(kernel["wide"]),
+            snippets=(),
+            bodies=(),
+            launches=tuple(launches),
+            scratch=tuple(map(int, kernel["scratch"])),
+            packed=bool(kernel["packed"]),
+            alignments=tuple([(int(i), int(n)) for i, n in kernel["alignments"]]),
+        )
+        return self._backend.launcher(made, {})
+
+
+def _fitting(architectures: Sequence[str], cc: tuple[int, int]) -> str | None:
+    """Return the architecture whose code runs on a GPU: the same major, the highest minor."""
+    found = [a for a in architectures if int(a[3:-1]) == cc[0] and int(a[-1]) <= cc[1]]
+    return max(found, key=lambda a: int(a[-1]), default=None)
+
+
+_MAKERS: dict[str, Any] = {"cpu": _Cpu, "numpy": _Numpy, "cuda": _Cuda}
