@@ -83,7 +83,7 @@ def aggregate(
         raise ValueError(f"'quantile' alone takes q, in [0, 1], got op={op!r} and q={q}")
     if q is None:
         _messages.check_op(op)
-    _check_nodes("x", x, graph, graph.n_src, "sources")
+    check_nodes("x", x, graph, graph.n_src, "sources")
     if graph.mask is not None:
         weight = _masked(graph.mask, weight)
     if n_slices != 1:
@@ -174,7 +174,7 @@ def _filled(graph, out, empty):
     return out if empty == 0 else _edges.fill_empty(graph, out, empty)
 
 
-def _check_nodes(name, x, graph, n, kind):
+def check_nodes(name, x, graph, n, kind):
     data = raw(x)
     if not _device.is_array(data) or not is_inexact(data.dtype):
         raise TypeError(f"{name} must be an array of a floating dtype, got {_kind(data)}")
@@ -246,8 +246,8 @@ def sddmm(graph: Any, u: Any, v: Any, op: str = "dot") -> Any:
     """
     if op not in ("dot", "add", "sub", "mul", "div"):
         raise ValueError(f"op must be one of dot, add, sub, mul, div, got {op!r}")
-    _check_nodes("u", u, graph, graph.n_src, "sources")
-    _check_nodes("v", v, graph, graph.n_dst, "destinations")
+    check_nodes("u", u, graph, graph.n_src, "sources")
+    check_nodes("v", v, graph, graph.n_dst, "destinations")
     if u.shape[1:] != v.shape[1:]:
         raise ValueError(
             f"u and v must have rows of one shape, got {tuple(u.shape[1:])} and "

@@ -1,17 +1,19 @@
-"""Attention over the edges that end at a node: composed here, one function for each score.
+"""Attention over the edges that end at a node: a function for each kind of scores.
 
-A kernel that makes scores, softmax and sum in one pass takes the place of the body of
-:func:`attend_additive`, :func:`attend_mlp` or :func:`attend_dot`.
+Those of the layers give the weights before dropout too where they are asked for, else None: in
+their one pass no array of edges is made on a GPU.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-from rtxarr.autograd import stop_gradient
-from rtxarr.geom import _edges, _messages
-from rtxarr.geom._aggregate import aggregate, edge_softmax, sddmm
-from rtxarr.ops import dropout, leaky_relu, reshape, sum
+from rtxarr.autograd._tape import raw
+from rtxarr.dtypes import result_type
+from rtxarr.geom import _edges, _fused, _masks, _messages
+from rtxarr.geom._aggregate import check_edges, check_nodes, edge_softmax
+from rtxarr.ops import astype, dropout, leaky_relu, reshape, sum
+from rtxarr.ops._check import check_rate, generator_or_default
+from rtxarr.ops._half import widen
 
 __all__ = ["attend"]
 
@@ -37,6 +39,11 @@ def attend(
     array or Tensor, shape (n_dst, n_heads, n_features)
         Zero for a destination without edges, or with logits of ``-inf`` alone.
 
+    Notes
+    -----
+    On a GPU it is one pass over the edges, and the weights are kept neither forward nor backward.
+    What is dropped is the same on every device.
+
     Examples
     --------
     >>> import numpy as np
@@ -46,61 +53,105 @@ def attend(
     >>> geom.attend(graph, values, np.zeros((2, 1)))[1]
     array([[2., 3.]])
     """
-    weight = _dropped(edge_softmax(graph, logits), dropout_rate, generator)
-    return aggregate(graph, values, weight=weight)
+    check_nodes("values", values, graph, graph.n_src, "sources")
+    check_edges("logits", logits, graph)
+    check_rate(dropout_rate)
+    if values.ndim != 3 or tuple(logits.shape) != (graph.n_edges, values.shape[1]):
+        raise ValueError(
+            "values and logits must have shapes (n_src, n_heads, n_features) and (n_edges, "
+            f"n_heads), got {tuple(values.shape)} and {tuple(logits.shape)}"
+        )
+    dtype = result_type(raw(values).dtype, raw(logits).dtype)
+    values, logits = (astype(x, dtype, copy=False) for x in (values, logits))
+    drops = {"dropout_rate": dropout_rate, "generator": generator}
+    if graph.mask is not None:
+        return _masks.attended(graph, values, None, logits, **drops)[0]
+    return _by_logits(graph, values, logits, **drops)
 
 
-def _dropped(weight, rate, generator):
-    return dropout(weight, rate, generator=generator) if rate else weight
+def _by_logits(graph, values, logits, *, dropout_rate, generator):
+    place = _place(graph, values, dropout_rate, generator)
+    options = {"graph": graph, "slope": 1.0, **place}
+    return _fused.additive_attention(values, None, None, logits, **options)[0]
 
 
-def attend_additive(graph, values, src, dst, edge=None, *, slope, dropout_rate, generator):
-    """Attend with the scores of GAT; gives the weights before dropout too."""
-    weight = edge_softmax(graph, additive_logits(graph, src, dst, edge, slope=slope))
-    return aggregate(graph, values, weight=_dropped(weight, dropout_rate, generator)), weight
+def _place(graph, values, rate, generator):
+    """Set aside the random words of what is dropped: one for each edge and head."""
+    if not rate:
+        return {}
+    source = generator_or_default(generator)
+    return {"place": source.dropout_place(graph.n_edges * values.shape[1]), "rate": float(rate)}
 
 
-def additive_logits(graph, src, dst, edge=None, *, slope):
-    """Give ``leaky_relu(src[source] + dst[destination] + edge)``, all of shape (n, n_heads)."""
-    logits = sddmm(graph, src, dst, "add")
-    return leaky_relu(logits if edge is None else logits + edge, negative_slope=slope)
+def attend_additive(
+    graph, values, src, dst, edge=None, *, slope, dropout_rate, generator, return_attention=False
+):
+    """Attend with the scores ``leaky_relu(src[source] + dst[destination] + edge)``.
+
+    All have shape (n, n_heads), but for the values.
+    """
+    place = _place(graph, values, dropout_rate, generator)
+    options = {"graph": graph, "slope": slope}
+    out, _ = _fused.additive_attention(values, src, dst, edge, **options, **place)
+    if not return_attention:
+        return out, None
+    return out, _weights("additive", values, src, dst, None, edge, graph, slope)
 
 
-def attend_mlp(graph, src, dst, vector, edge=None, *, project, slope, dropout_rate, generator):
-    """Attend with the scores of GATv2 to ``src``; gives the weights before dropout too."""
-    logits = mlp_logits(graph, src, dst, vector, edge, project=project, slope=slope)
-    weight = edge_softmax(graph, logits)
-    return aggregate(graph, src, weight=_dropped(weight, dropout_rate, generator)), weight
+def attend_projected(
+    graph, values, src, dst, edge=None, *, slope, dropout_rate, generator, return_attention=False
+):
+    """Attend additively to the very nodes that attend.
+
+    The terms are products of the values with ``src`` and ``dst``, of shape (n_heads, n_features).
+    """
+    place = _place(graph, values, dropout_rate, generator)
+    options = {"graph": graph, "slope": slope}
+    out, _ = _fused.projected_attention(values, src, dst, edge, **options, **place)
+    if not return_attention:
+        return out, None
+    src, dst = _fused.head_dots(values, src, dst)
+    return out, _weights("additive", values, src, dst, None, edge, graph, slope)
 
 
-def mlp_logits(
-    graph: Any, src: Any, dst: Any, vector: Any, edge: Any, *, project: Callable, slope: float
-) -> Any:
-    """Give ``vector @ leaky_relu(src[source] + dst[destination] + project(edge))``.
+def attend_mlp(
+    graph, src, dst, vector, edge=None, *, project, slope, dropout_rate, generator,
+    return_attention=False,
+):  # fmt: skip
+    """Attend to ``src`` by ``vector @ leaky_relu(src[source] + dst[destination] + project(edge))``.
 
     ``src`` and ``dst`` have shape (n, n_heads, n_features), ``vector`` (n_heads, n_features).
     """
-    if edge is None:
-        keys = stop_gradient(src), stop_gradient(dst)  # the slopes are constant
-        return _edges.gated_dot(src * vector, dst * vector, *keys, graph=graph, slope=slope)
+    if edge is not None:
 
-    def message(src, dst, edge):
-        total = src + dst + reshape(project(edge), src.shape)
-        return sum(leaky_relu(total, negative_slope=slope) * vector, axis=-1)
+        def score(src, dst, edge):
+            total = src + dst + reshape(project(edge), src.shape)
+            return sum(leaky_relu(total, negative_slope=slope) * vector, axis=-1)
 
-    return _of_edges(graph, message, src, dst, edge)
+        logits = _of_edges(graph, score, src, dst, edge)
+        out = _by_logits(graph, src, logits, dropout_rate=dropout_rate, generator=generator)
+        return out, edge_softmax(graph, logits) if return_attention else None
+    place = _place(graph, src, dropout_rate, generator)
+    out, _ = _fused.mlp_attention(src, dst, vector, graph=graph, slope=slope, **place)
+    if not return_attention:
+        return out, None
+    return out, _weights("mlp", src, None, dst, vector, None, graph, slope)
 
 
-def attend_dot(graph, query, key, value, edge=None, *, project, dropout_rate, generator):
-    """Attend with scaled products of queries and keys; gives the weights before dropout too.
+def attend_dot(
+    graph, query, key, value, edge=None, *, project, dropout_rate, generator, return_attention=False
+):
+    """Attend with scaled products of queries and keys; ``project(edge)`` is added to the latter.
 
-    ``project(edge)`` is added to keys and values.
+    It is added to the values too.
     """
     scale = 1 / math.sqrt(query.shape[-1])
-    query = query * scale
     if edge is None:
-        weight = edge_softmax(graph, sddmm(graph, key, query))
-        return aggregate(graph, value, weight=_dropped(weight, dropout_rate, generator)), weight
+        place = _place(graph, value, dropout_rate, generator)
+        out, _ = _fused.dot_attention(value, key, query, graph=graph, scale=scale, **place)
+        if not return_attention:
+            return out, None
+        return out, _weights("dot", value, key, query, None, None, graph, scale)
 
     def score(key, query, edge):
         return sum((key + reshape(project(edge), key.shape)) * query, axis=-1)
@@ -112,9 +163,16 @@ def attend_dot(graph, query, key, value, edge=None, *, project, dropout_rate, ge
     def total(messages, indptr):
         return _messages.reduce_messages("sum", messages, indptr)
 
-    weight = edge_softmax(graph, _of_edges(graph, score, key, query, edge))
-    kept = _dropped(weight, dropout_rate, generator)
+    weight = edge_softmax(graph, _of_edges(graph, score, key, query * scale, edge))
+    kept = dropout(weight, dropout_rate, generator=generator) if dropout_rate else weight
     return _messages.map_reduce(graph, message, total, value, None, (edge, kept)), weight
+
+
+def _weights(kind, values, src, dst, vector, edge, graph, factor):
+    """Give the weights of edges before dropout."""
+    arrays = (x if x is None else widen(x) for x in (values, src, dst, vector, edge))
+    weight = edge_softmax(graph, _fused.logits_of(kind, *arrays, graph, factor))
+    return astype(weight, values.dtype, copy=False)
 
 
 def _of_edges(graph, message, src, dst, edge):

@@ -5,7 +5,7 @@ destination's sum of exponentials is kept. Backward, the weights are made again,
 destinations and once by sources. The rules for tensors, and those of the CPU, are composed.
 """
 
-from rtxarr._device import full_scalar, namespace
+from rtxarr._device import full_scalar
 from rtxarr.autograd import stop_gradient
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Tensor
@@ -14,9 +14,8 @@ from rtxarr.geom import _edges
 from rtxarr.geom._edges import edges_of
 from rtxarr.kernels import edge_attention as kernels
 from rtxarr.kernels import edges as edge_kernels
-from rtxarr.kernels import segment
 from rtxarr.kernels.edge_attention import Scores
-from rtxarr.ops import astype, exp, reshape, sum, where
+from rtxarr.ops import astype, leaky_relu, reshape, sum, where
 from rtxarr.ops._dropout import _dropout_add
 from rtxarr.ops._half import widen
 
@@ -33,9 +32,10 @@ def _narrow(like, *arrays):
 def additive_attention(values, src, dst, edge, /, *, graph, slope, place=None, rate=0.0):
     """Attend with the scores ``leaky_relu(src[source] + dst[destination] + edge)``.
 
-    Gives the means of the values, of shape (n_dst, n_heads, n_features), and the logarithms of
-    the scores' sums of exponentials, of shape (n_dst, n_heads). ``src`` and ``dst`` may be None,
-    and so may ``edge``. Nothing is dropped without a ``place`` in a random stream.
+    Gives the means of the values, of shape (n_dst, n_heads, n_features), and what the backward
+    pass needs: the logarithms of the scores' sums of exponentials, of shape (n_dst, n_heads), or
+    the weights where no kernel runs. ``src`` and ``dst`` may be None, and so may ``edge``. Nothing
+    is dropped without a ``place`` in a random stream.
     """
     return _attend("additive", values, src, dst, None, edge, graph, slope, place, rate)
 
@@ -61,14 +61,14 @@ def projected_attention(
     The terms of sources and destinations are the products of the values with a vector of each
     head.
     """
-    src, dst = _projected(values, vector_src, vector_dst)
+    src, dst = head_dots(values, vector_src, vector_dst)
     return _attend("additive", values, src, dst, None, edge, graph, slope, place, rate)
 
 
-def _projected(values, *vectors):
-    vectors = _narrow(values, *vectors)
-    if kernels.fits(values):
-        return edge_kernels.head_dots(values, *vectors)
+def head_dots(values, *vectors):
+    """Give the products of the heads of nodes with two vectors, of shape (n_nodes, n_heads)."""
+    if not isinstance(values, Tensor) and kernels.fits(values):
+        return edge_kernels.head_dots(values, *_narrow(values, *vectors))
     return [sum(widen(values) * widen(vector), axis=-1) for vector in vectors]
 
 
@@ -85,18 +85,11 @@ def _attend(kind, values, src, dst, vector, edge, graph, factor, place, rate):
     if kernels.fits(values):
         scores = _scores(kind, values, src, dst, vector, edge, factor)
         return kernels.attend(scores, values, edges_of(graph), place=place, rate=rate)
-    xp, dtype = namespace(values), values.dtype
+    dtype = values.dtype
     values, *terms = (x if x is None else widen(x) for x in (values, src, dst, vector, edge))
-    logits = graph.stored(_logits(kind, values, *terms, graph, factor))
-    top = segment.segment_reduce("max", logits, graph.indptr)
-    top = xp.where(top == -xp.inf, 0, top)
-    shares = xp.exp(logits - xp.take(top, graph._rows, axis=0))
-    total = segment.segment_reduce("sum", shares, graph.indptr)
-    some = xp.where(total == 0, 1, total)
-    weight = graph._by_number(shares / xp.take(some, graph._rows, axis=0))
-    lse = xp.where(total == 0, -xp.inf, top + xp.log(some))
+    weight = _edges.softmax_over_edges(logits_of(kind, values, *terms, graph, factor), graph=graph)
     out = _edges.weighted_sum(_dropped(weight, place, rate), values, graph=graph)
-    return xp.astype(out, dtype, copy=False), xp.astype(lse, accumulator(dtype), copy=False)
+    return astype(out, dtype, copy=False), weight
 
 
 def _dropped(weight, place, rate):
@@ -107,35 +100,29 @@ def _dropped(weight, place, rate):
 
 
 def _by_kernels(g, values):
-    """Tell whether the kernels give the gradients: of arrays, and of the first result alone."""
-    of_out, of_lse = g
-    tensors = isinstance(of_out, Tensor) or isinstance(values, Tensor)
-    return of_lse is None and not tensors and kernels.fits(values)
+    """Tell whether the kernels give the gradients: those of arrays."""
+    return not (isinstance(g, Tensor) or isinstance(values, Tensor)) and kernels.fits(values)
 
 
 def _gradient(kind, g, out, values, src, dst, vector, edge, graph, factor, place, rate, **options):
     """Give the gradients of all that has a part in the scores, and of the values first."""
+    (g, _), (out, kept) = g, out
     if _by_kernels(g, values):
-        (grad,), scores = (
-            _narrow(values, g[0]),
-            _scores(kind, values, src, dst, vector, edge, factor),
-        )
+        (grad,) = _narrow(values, g)
+        scores = _scores(kind, values, src, dst, vector, edge, factor)
         options |= {"place": place, "rate": rate}
         sides = edges_of(graph), edges_of(graph.T)
-        return kernels.attend_gradient(grad, *out, scores, values, *sides, **options)
-    (of_out, of_lse), (out, lse) = g, out
-    of_out = out * 0 if of_out is None else of_out
-    values, src, dst, vector, edge, of_out, out = (
-        x if x is None else widen(x) for x in (values, src, dst, vector, edge, of_out, out)
+        return kernels.attend_gradient(grad, out, kept, scores, values, *sides, **options)
+    values, src, dst, vector, edge, g, out = (
+        x if x is None else widen(x) for x in (values, src, dst, vector, edge, g, out)
     )
-    delta = sum(of_out * out, axis=-1)
-    delta = delta if of_lse is None else delta - of_lse
-    logits = _logits(kind, values, src, dst, vector, edge, graph, factor)
-    weight = exp(logits - _edges.spread(where(lse == -float("inf"), 0, lse), graph=graph))
-    kept = _dropped(weight, place, rate)
-    of_values = _edges.weighted_sum(kept, of_out, graph=graph.T)
-    of_weight = _dropped(_edges.edge_dot(values, of_out, graph=graph), place, rate)
-    of_scores = weight * (of_weight - _edges.spread(delta, graph=graph))
+    weight = kept
+    if isinstance(kept, Tensor):
+        logits = logits_of(kind, values, src, dst, vector, edge, graph, factor)
+        weight = _edges.softmax_over_edges(logits, graph=graph)
+    of_values = _edges.weighted_sum(_dropped(weight, place, rate), g, graph=graph.T)
+    of_weight = _dropped(_edges.edge_dot(values, g, graph=graph), place, rate)
+    of_scores = weight * (of_weight - _edges.spread(sum(g * out, axis=-1), graph=graph))
     of_term, *of_terms = _of_terms(kind, of_scores, values, src, dst, vector, edge, graph, factor)
     return of_values if of_term is None else of_values + of_term, *of_terms
 
@@ -153,10 +140,11 @@ def _slope(x, factor):
     return where(x > 0, one, below)
 
 
-def _logits(kind, values, src, dst, vector, edge, graph, factor):
+def logits_of(kind, values, src, dst, vector, edge, graph, factor):
+    """Give the scores of edges, in the order of their numbers."""
     if kind == "additive":
         terms = _additive_terms(src, dst, edge, graph)
-        return terms * _slope(stop_gradient(terms), factor)
+        return terms if factor == 1 else leaky_relu(terms, negative_slope=factor)
     if kind == "dot":
         return _edges.edge_dot(src, dst * factor, graph=graph)
     keys = stop_gradient(values), stop_gradient(dst)  # the slopes are constant
@@ -201,7 +189,7 @@ def _dot_rule(g, out, values, key, query, graph, scale, place, rate):
 
 
 def _projected_rule(g, out, values, vector_src, vector_dst, edge, graph, slope, place, rate):
-    src, dst = _projected(values, vector_src, vector_dst)
+    src, dst = head_dots(values, vector_src, vector_dst)
     given = (g, out, values, src, dst, None, edge, graph, slope, place, rate)
     if _by_kernels(g, values):
         vectors = _narrow(values, vector_src, vector_dst)

@@ -177,17 +177,18 @@ class GATConv(_Attention):
     ) -> Any:
         """Do all but the multiplication of ``x`` with ``W``: ``z`` is the product, or a pair."""
         src, dst = pair(graph, z)
-        src, dst = self._per_head(src), None if dst is src else self._per_head(dst)
+        values, dst = self._per_head(src), None if dst is src else self._per_head(dst)
         graph, edge_attr = self._edges(graph, edge_attr)
-        out, alpha = _attending(graph).attend_additive(
-            graph,
-            src,
-            sum(src * self.att_src, axis=-1),
-            sum((src if dst is None else dst) * self.att_dst, axis=-1),
-            None if edge_attr is None else edge_attr @ self._edge_vectors().T,
-            slope=self.slope,
-            **self._drops(),
-        )
+        edge = None if edge_attr is None else edge_attr @ self._edge_vectors().T
+        options = {"slope": self.slope, "return_attention": return_attention, **self._drops()}
+        if dst is None:
+            vectors = (reshape(x, x.shape[1:]) for x in (self.att_src, self.att_dst))
+            attend = _attending(graph).attend_projected
+            out, alpha = attend(graph, values, *vectors, edge, **options)
+        else:
+            terms = sum(values * self.att_src, axis=-1), sum(dst * self.att_dst, axis=-1)
+            attend = _attending(graph).attend_additive
+            out, alpha = attend(graph, values, *terms, edge, **options)
         out = with_bias(self._put_together(out), self.bias)
         return (out, (graph, alpha)) if return_attention else out
 
@@ -288,10 +289,11 @@ class GATv2Conv(_Attention):
             graph,
             left,
             right,
-            self.att,
+            reshape(self.att, self.att.shape[1:]),
             edge_attr,
             project=self.lin_edge,
             slope=self.slope,
+            return_attention=return_attention,
             **self._drops(),
         )
         out = with_bias(self._put_together(out), self.bias)
@@ -392,6 +394,7 @@ class TransformerConv(_Attention):
             self._per_head(self.lin_value(src)),
             edge_attr,
             project=self.lin_edge,
+            return_attention=return_attention,
             **self._drops(),
         )
         out = self._put_together(out)

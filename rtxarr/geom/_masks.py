@@ -58,23 +58,29 @@ class MaskedGraph(Graph):
 # ----------------------------------------------------------- attention, as formulas of the edges
 
 
-def attend_additive(graph, values, src, dst, edge=None, *, slope, dropout_rate, generator):
+def attend_additive(graph, values, src, dst, edge=None, *, slope, **drops):
     """Attend as :func:`rtxarr.geom._attend.attend_additive`."""
     logits = sddmm(graph, src, dst, "add")
     logits = leaky_relu(logits if edge is None else logits + edge, negative_slope=slope)
-    return _attended(graph, values, None, logits, dropout_rate, generator)
+    return attended(graph, values, None, logits, **drops)
 
 
-def attend_mlp(graph, src, dst, vector, edge=None, *, project, slope, dropout_rate, generator):
+def attend_projected(graph, values, src, dst, edge=None, **options):
+    """Attend as :func:`rtxarr.geom._attend.attend_projected`."""
+    src, dst = (sum(values * vector, axis=-1) for vector in (src, dst))
+    return attend_additive(graph, values, src, dst, edge, **options)
+
+
+def attend_mlp(graph, src, dst, vector, edge=None, *, project, slope, **drops):
     """Attend as :func:`rtxarr.geom._attend.attend_mlp`."""
     total = sddmm(graph, src, dst, "add")
     if edge is not None:
         total = total + reshape(project(edge), total.shape)
     logits = sum(leaky_relu(total, negative_slope=slope) * vector, axis=-1)
-    return _attended(graph, src, None, logits, dropout_rate, generator)
+    return attended(graph, src, None, logits, **drops)
 
 
-def attend_dot(graph, query, key, value, edge=None, *, project, dropout_rate, generator):
+def attend_dot(graph, query, key, value, edge=None, *, project, **drops):
     """Attend as :func:`rtxarr.geom._attend.attend_dot`."""
     query = query * (1 / math.sqrt(query.shape[-1]))
     if edge is None:
@@ -84,12 +90,22 @@ def attend_dot(graph, query, key, value, edge=None, *, project, dropout_rate, ge
         logits = sum(
             (take(key, graph.src, axis=0) + edge) * take(query, graph.dst, axis=0), axis=-1
         )
-    return _attended(graph, value, edge, logits, dropout_rate, generator)
+    return attended(graph, value, edge, logits, **drops)
 
 
-def _attended(graph, values, edge, logits, rate, generator):
+def attended(
+    graph: Graph,
+    values: Any,
+    edge: Any,
+    logits: Any,
+    *,
+    dropout_rate: float,
+    generator: Any,
+    return_attention: bool = False,
+) -> tuple[Any, Any]:
+    """Give the means of the values by logits, to which ``edge`` may be added, and the weights."""
     alpha = edge_softmax(graph, logits)
-    weight = dropout(alpha, rate, generator=generator) if rate else alpha
+    weight = dropout(alpha, dropout_rate, generator=generator) if dropout_rate else alpha
     if edge is None:
         return aggregate(graph, values, weight=weight), alpha
     rows = (take(values, graph.src, axis=0) + edge) * weight[:, :, None]

@@ -17,7 +17,7 @@ from rtxarr.geom._graph import Graph
 from rtxarr.geom._layer import Layer
 from rtxarr.geom._speed import Speed, speed_of
 from rtxarr.geom._stream import aggregate_streamed
-from rtxarr.geom._trace import WITH_MESSAGES, Step, Trace, trace
+from rtxarr.geom._trace import ATTENTION, WITH_MESSAGES, Step, Trace, trace
 from rtxarr.nn import Module
 from rtxarr.nn._summary import _bytes_text
 
@@ -369,7 +369,7 @@ def _edge_step(graph, step: Step, speed: Speed, reuse, repeats):
 
 def _is_resident(op, name):
     """Tell whether a destination's row is read once for all its edges."""
-    return op == "spread" or name in ("v", "own") or name.endswith("dst")
+    return op == "spread" or name in ("v", "own", "query") or name.endswith("dst")
 
 
 def _flops(step):
@@ -410,14 +410,20 @@ _CPU = {
     "gather_extremum": "rows side by side (NumPy)",
 }
 _GPU = {
-    "gather_sum": "segment",
-    "gather_mean": "segment",
-    "gather_extremum": "segment",
+    "gather_sum": "rows by their degrees",
+    "gather_mean": "rows by their degrees",
+    "gather_extremum": "rows by their degrees",
+    "gather_var": "rows by their degrees, twice",
     "collect": "segment",
-    "weighted_sum": "spmm, long rows in pieces",
+    "spread": "array functions",
+    "numbered": "array functions",
+    "weighted_sum": "rows by their degrees",
 }
 
 
 def _kernel(name, graph):
-    known = _GPU if _device.is_device_array(graph.indptr) else _CPU
-    return known.get(name, "chunks of edges" if name in WITH_MESSAGES else "array functions")
+    if not _device.is_device_array(graph.indptr):
+        return _CPU.get(name, "chunks of edges" if name in WITH_MESSAGES else "array functions")
+    of_attention = name.partition(" ")[0] in ATTENTION
+    one = of_attention or name in (*WITH_MESSAGES, "softmax_over_edges")
+    return _GPU.get(name, "one pass" if one else "array functions")

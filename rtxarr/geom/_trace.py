@@ -144,6 +144,7 @@ class _Meter:
         self._alive: dict[int, int] = {}  # bytes of arrays, by the id of their owner
         self._total = 0
         self._nodes: dict[Any, bool] = {}  # of the forward pass, and whether they are messages
+        self._attention: dict[Any, Step] = {}  # nodes of the forward pass whose rule is fused
         self._in_messages = False
         self._is_backward = False
         self._users: dict[int, int] = {}
@@ -174,6 +175,8 @@ class _Meter:
     def recorded(self, node):
         if not self._is_backward:
             self._nodes[node] = self._in_messages
+            if self.steps and self.steps[-1].name in ATTENTION:
+                self._attention.setdefault(node, self.steps[-1])
 
     def call_module(self, module, args, kwargs):
         return module.forward(*args, **kwargs)
@@ -191,8 +194,13 @@ class _Meter:
             start = len(self.steps)
             self._in_messages = self._nodes.get(node, False)
             visit(node, g)
+            forward = self._attention.get(node)
+            if forward is not None and not self._on_host:
+                self.steps[start:] = passes_back(forward)
             new = self.steps[start:]
-            made = sum(self._bounded(held) for step in new for held in step.outputs)
+            sizes = sorted(self._bounded(held) for step in new for held in step.outputs)
+            # The rule of attention is many operations, and lets go of what it is done with.
+            made = sum(sizes if forward is None else sizes[-_HELD:])
             made += max(map(self._extra, new), default=0)
             self.peak = max(self.peak, self._total + sum(self._waiting.values()) + made)
             self._waiting.pop(id(node), None)
@@ -284,6 +292,10 @@ class _Meter:
         width = max(held.width for held in step.arrays)
         n_edges = max(n for n, rows in self._sizes.values() if rows == "edges")
         extra = 0
+        if not self._on_host and step.name in (*WITH_MESSAGES, *_PLAIN):
+            return 0  # a kernel needs nothing but its results
+        if step.name in ATTENTION:
+            extra += (_HELD - 1) * step.outputs[1].nbytes
         if step.name in WITH_MESSAGES:
             extra += WITH_MESSAGES[step.name] * min(n_edges * width, self._chunk) * 4
         if step.name == "matched_sum":  # how many reach the extremum, as int64
@@ -311,9 +323,16 @@ class _Meter:
         return Held(name, real, itemsize, rows)
 
 
-# Operations that make messages of some destinations at a time, and how many float32 arrays of them;
-# those that are sparse products of SciPy on the CPU; those that need no wider copy of halves.
+# Operations that attend, and how many large arrays they hold on the CPU.
+ATTENTION = {"additive_attention", "projected_attention", "mlp_attention", "dot_attention"}
+_HELD = 5
+# Operations that make messages of some destinations at a time on the CPU, and how many float32
+# arrays of them; those that are sparse products of SciPy; those that need no wider copy of halves.
 WITH_MESSAGES = {
+    "additive_attention": 0,
+    "projected_attention": 0,
+    "mlp_attention": 3,
+    "dot_attention": 2,
     "edge_dot": 2,
     "gated_dot": 3,
     "gated_sum": 3,
@@ -321,8 +340,31 @@ WITH_MESSAGES = {
     "gather_var": 3,
     "difference_sum": 3,
 }
-IN_SCIPY = {"gather_sum", "gather_mean", "gather_var", "collect", "weighted_sum"}
+IN_SCIPY = {"gather_sum", "gather_mean", "gather_var", "collect", "weighted_sum", *ATTENTION}
 _PLAIN = {"gather_sum", "gather_mean", "gather_extremum", "collect", "spread", "numbered"}
+
+
+def passes_back(forward: Step) -> list[Step]:
+    """Give the two passes of the kernels that are the gradient of attention."""
+    out, sums = forward.outputs
+    grad = out._replace(name="grad")
+    given = {x.name: x for x in forward.arrays}
+    by_dst = [*forward.arrays, *(x._replace(name="own") for x in (grad, out, sums))]
+    found = sums._replace(name="found")  # the logarithms, and as many more numbers
+    by_src = [given["values"]._replace(name="own"), grad, found, found]
+    for name, x in given.items():
+        if name in ("src", "key"):
+            by_src.append(x._replace(name="own"))
+        elif name in ("dst", "query"):
+            by_src.append(x._replace(name="theirs"))
+        elif name == "edge":
+            by_src.append(x)
+    of_src = [x for name, x in given.items() if name in ("values", "src", "key")]
+    of_dst = [x for name, x in given.items() if name in ("dst", "query", "edge")]
+    return [
+        Step(f"{forward.name} by {of}", True, False, True, tuple(arrays), tuple(made))
+        for of, arrays, made in (("dst", by_dst, [*of_dst, sums, sums]), ("src", by_src, of_src))
+    ]
 
 
 def _owner(x):

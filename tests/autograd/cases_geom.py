@@ -4,7 +4,7 @@ import numpy as np
 
 import rtxarr as rx
 from rtxarr import geom
-from rtxarr.geom import _edges
+from rtxarr.geom import _edges, _fused
 
 rng = np.random.default_rng(11)
 # Two edges between the same nodes, one from a node to itself, nodes without edges.
@@ -41,7 +41,46 @@ def slopes(x):
     return [rx.asarray(key, device=rx.device_of(rx.Tensor(x).data)) for key in (-X3, Y3)]
 
 
+# A multigraph of nodes that attend to themselves.
+SQUARE = geom.Graph.from_edges(
+    np.array([0, 2, 2, 1, 1, 0, 3]), np.array([1, 1, 0, 0, 0, 0, 3]), n_nodes=5
+)
+X5, SCORES = rng.standard_normal((5, 2, 3)), rng.standard_normal((7, 2))
+SRC, DST = rng.standard_normal((4, 2)), rng.standard_normal((3, 2))
+VECTORS = rng.standard_normal((2, 2, 3))
+PLACE = {"place": (np.uint64(1), np.uint64(2), np.uint64(3)), "rate": 0.3}
+
+
+def attention(name, factor, *, graph=GRAPH, **options):
+    """Give the function of its arrays that attends over the edges of a graph."""
+    operation = getattr(_fused, f"{name}_attention")
+    options["scale" if name == "dot" else "slope"] = factor
+
+    def attend(*arrays):
+        place = rx.device_of(rx.Tensor(arrays[0]).data)
+        return operation(*arrays, graph=graph.to_device(place), **options)[0]
+
+    return attend
+
+
 CASES = {
+    "additive_attention": [
+        (attention("additive", 0.2), (X3, SRC, DST, None)),
+        (attention("additive", 0.2, **PLACE), (X3, SRC, DST, EDGES)),
+        (attention("additive", 1.0), (X3, None, None, EDGES)),
+    ],
+    "mlp_attention": [
+        (attention("mlp", 0.2), (X3, Y3, VECTORS[0])),
+        (attention("mlp", 0.2, **PLACE), (X3, Y3, VECTORS[0])),
+    ],
+    "dot_attention": [
+        (attention("dot", 0.5), (X3, -X3, Y3)),
+        (attention("dot", 0.5, **PLACE), (X3, -X3, Y3)),
+    ],
+    "projected_attention": [
+        (attention("projected", 0.2, graph=SQUARE), (X5, *VECTORS, None)),
+        (attention("projected", 0.2, graph=SQUARE, **PLACE), (X5, *VECTORS, SCORES)),
+    ],
     "gather_sum": [(lambda x: on(x) @ x, (X,))],
     "gather_mean": [(lambda x: geom.aggregate(on(x), x, "mean"), (X,))],
     "gather_extremum": [

@@ -286,6 +286,32 @@ def test_attention_drops_weights_while_asked():
     again = geom.attend(graph, values, logits, dropout_rate=0.5, generator=rx.random.Generator(3))
     assert_close(dropped, again, exact=True)
     assert not np.allclose(dropped, got)
+    kept = rx.random.Generator(3).dropout_mask((40, 2), 0.5)  # by number, as everywhere
+    assert_close(dropped, plain(src, dst, 7, values, "sum", 2 * weight * kept, 0))
+
+
+def test_attention_in_a_common_type():
+    graph, *_ = multigraph()
+    values, logits = np.ones((9, 2, 3), np.float32), np.zeros((40, 2))
+    assert geom.attend(graph, values, logits).dtype == np.float64
+    half = geom.attend(graph, values.astype(np.float16), logits.astype(np.float16))
+    assert half.dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    "values, logits, rate, match",
+    [
+        ((9, 3), (40, 2), 0.0, r"n_heads\), got \(9, 3\) and \(40, 2\)"),
+        ((9, 2, 3), (40, 3), 0.0, r"got \(9, 2, 3\) and \(40, 3\)"),
+        ((8, 2, 3), (40, 2), 0.0, "values must have a row for each of 9 sources"),
+        ((9, 2, 3), (39, 2), 0.0, "logits must have an entry for each of 40 edges"),
+        ((9, 2, 3), (40, 2), 1.0, r"rate must lie in \[0, 1\), got 1.0"),
+    ],
+)
+def test_attention_refuses_what_does_not_fit(values, logits, rate, match):
+    graph, *_ = multigraph()
+    with pytest.raises(ValueError, match=match):
+        geom.attend(graph, np.ones(values), np.ones(logits), dropout_rate=rate)
 
 
 @pytest.mark.parametrize("name", [*OPS, "weighted", "dot", "attend"])

@@ -473,6 +473,21 @@ def test_weights_of_attention():
     assert out.shape == (6, 4)
 
 
+@pytest.mark.parametrize(
+    "name", ["gat", "gat-edges", "gatv2", "gatv2-edges", "transformer", "transformer-edges"]
+)
+def test_weights_of_attention_have_gradients(name):
+    make, kind = LAYERS[name]
+    src, dst, _, attr = edges()
+    graph, layer = geom.Graph.from_edges(src, dst, n_nodes=6), make("float64")
+    given = (attr,) if kind else ()
+    _, (used, alpha) = layer(graph, np.ones((6, 3)), *given, return_attention=True)
+    totals = _edges.collect(alpha, graph=used).data
+    assert_close(totals, np.broadcast_to(used.in_degrees[:, None] > 0, totals.shape).astype(float))
+    x = np.random.default_rng(0).standard_normal((6, 3))
+    gradcheck(lambda x: layer(graph, x, *given, return_attention=True)[1][1], (x,))
+
+
 def test_dropout_of_attention_is_for_training():
     graph = geom.Graph.from_edges(*edges()[:2], n_nodes=6)
     x = np.random.default_rng(7).standard_normal((6, 3))

@@ -7,6 +7,7 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import geom, nn
+from rtxarr.geom import _plan, _trace
 from rtxarr.geom._speed import Speed
 from rtxarr.testing import assert_close
 
@@ -232,3 +233,20 @@ def test_the_speed_of_the_cpu_is_measured_once():
     assert first is speed_of(device("cpu"))
     assert 1e8 < first.bandwidth < 1e13
     assert 1e8 < first.flops < 1e15
+
+
+def test_attention_goes_over_the_edges_twice_in_its_gradient():
+    """Once by destinations and once by sources; of the weights nothing is kept."""
+    n, e = 1000, 9000
+    node, head = (_trace.Held("", shape, 2, "nodes") for shape in [(n, 4, 8), (n, 4)])
+    arrays = [node._replace(name="values"), node._replace(name="dst")]
+    forward = _trace.Step("mlp_attention", False, False, True, tuple(arrays), (node, head))
+    by_dst, by_src = _trace.passes_back(forward)
+    assert [x.name for x in by_dst.arrays] == ["values", "dst", "own", "own", "own"]
+    assert [x.name for x in by_src.arrays] == ["own", "grad", "found", "found", "theirs"]
+    assert [x.name for x in (*by_dst.outputs, *by_src.outputs)] == ["dst", "", "", "values"]
+    graph = geom.Graph.from_edges(np.arange(e) % n, np.arange(e) // 9, n_nodes=n)
+    speed = Speed(1e9, 1e9, 0)
+    plans = _plan._planned(graph, [by_dst, by_src], speed, 1)
+    gathered = [step.most_bytes - step.least_bytes for step in plans]
+    assert gathered == [(e - n) * 64, (e - n) * (64 + 64 + 8 + 8)]
