@@ -52,7 +52,11 @@ CASES = {
     "take": (lambda x: rx.take(x, INDEX, axis=0) * x[INDEX], array(3, 2)),
     "update": (lambda x, y: rx.index_update(x * 2, (slice(1, 2),), y) ** 2, array(3, 2), array(2)),
     "cumulative": (lambda x: rx.cumulative_sum(x * x, axis=0), array(5, 2)),
-    "attention": (lambda q, k: rx.scaled_dot_product_attention(q, k, k * 2), array(1, 2, 4, 3), array(1, 2, 4, 3)),
+    "attention": (
+        lambda q, k: rx.scaled_dot_product_attention(q, k, k * 2),
+        array(1, 2, 4, 3),
+        array(1, 2, 4, 3),
+    ),
     "fft": (lambda x: rx.abs(rx.fft.rfft(x * x)) ** 2, array(6)),
     "complex": (lambda x: rx.real(rx.exp(1j * x) * x), array(4)),
     "unused": (lambda x, y: x * 2, array(3), array(3)),
