@@ -17,6 +17,7 @@ from rtxarr.geom._convert import (
     to_scipy,
 )
 from rtxarr.geom._datasets import GraphSet, load_karate, load_mutag, read_dgcnn
+from rtxarr.geom._decoders import ComplEx, DistMult, DotDecoder, MLPDecoder, RotatE, TransE
 from rtxarr.geom._encodings import degree_features, laplacian_encoding
 from rtxarr.geom._explain import Explanation, explain
 from rtxarr.geom._gat import GATConv, GATv2Conv, TransformerConv
@@ -101,6 +102,9 @@ __all__ = [
     "Batch",
     "ChebConv",
     "ClusterSampler",
+    "ComplEx",
+    "DistMult",
+    "DotDecoder",
     "DynamicEdgeConv",
     "EdgeChunks",
     "EdgeConv",
@@ -127,6 +131,7 @@ __all__ = [
     "LinkSplit",
     "Links",
     "LocalExchange",
+    "MLPDecoder",
     "MessagePassing",
     "NeighborLoader",
     "NeighborSampler",
@@ -138,6 +143,7 @@ __all__ = [
     "PlannedStep",
     "PointNetSetAbstraction",
     "RGCNConv",
+    "RotatE",
     "SAGEConv",
     "SAGPooling",
     "SGConv",
@@ -148,6 +154,7 @@ __all__ = [
     "TemporalSample",
     "TemporalSampler",
     "TopKPooling",
+    "TransE",
     "TransformerConv",
     "Voxels",
     "WithinRadius",

@@ -121,7 +121,7 @@ def from_chunks(
     with place:
         xp = _device.namespace()
         indptr = xp.zeros(n_dst + 1, dtype=xp.int64)
-        for src, dst in _checked(chunks, n_src, n_dst, place):
+        for _, dst in _checked(chunks, n_src, n_dst, place):
             indptr[1:] += xp.bincount(dst, minlength=n_dst)
         indptr = xp.cumulative_sum(indptr)
         n_edges = int(indptr[-1])

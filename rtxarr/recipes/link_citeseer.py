@@ -43,9 +43,7 @@ class Encoder(nn.Module):
         return self.conv(graph, x)
 
 
-def score(z, pairs):
-    """Give the logits of pairs of papers: eq. 2 of the paper, before the sigmoid."""
-    return rx.sum(rx.take(z, pairs[0], axis=0) * rx.take(z, pairs[1], axis=0), axis=1)
+score = geom.DotDecoder()  # eq. 2 of the paper, before the sigmoid
 
 
 class Recipe(Base):
