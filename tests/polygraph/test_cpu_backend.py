@@ -282,3 +282,64 @@ def test_attention_over_edges(heads, features, name):
     arrays = [rng.standard_normal(n.shape) for n in (x, to, at)]
     program = run(graph, arrays + edges.arrays, exact=False)
     assert {s.loops.kind for s in program.steps if s.loops} == {"segments"}
+
+
+def row_of(x, n):
+    return ir.broadcast(ir.reshape(n, (*n.shape, 1)), x.shape)
+
+
+def softmax(x):
+    e = ir.map_node("subtract", x, row_of(x, ir.reduce_node("max", x, (1,))))
+    e = ir.map_node("exp", e)
+    return ir.map_node("divide", e, row_of(x, ir.reduce_node("sum", e, (1,))))
+
+
+LONG = [(1, 100_001), (3, 20_000), (70, 65_540), (1, 8193)]
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "complex64"])
+@pytest.mark.parametrize("shape", LONG, ids=str)
+def test_long_rows_add_up_as_numpy_does(shape, name):
+    rng = np.random.default_rng(0)
+    x = ir.input_node(0, name, shape)
+    square = ir.map_node("multiply", x, x)
+    outputs = [ir.reduce_node("sum", n, (1,)) for n in (x, square)]
+    outputs.append(ir.map_node("negative", outputs[0]))
+    array = rng.standard_normal((*shape, 2))
+    array = (array.view(complex) if x.dtype.kind == "c" else array)[..., 0].astype(name)
+    program = run(ir.Graph([x], outputs), [array])
+    assert {s.loops.kind for s in program.steps} == {"rows"}
+
+
+@pytest.mark.parametrize("op", ["max", "min", "argmax", "argmin", "prod"])
+@pytest.mark.parametrize("name", ["float32", "int16", "float16"])
+@pytest.mark.parametrize("shape", LONG[:2], ids=str)
+def test_long_rows_are_reduced(shape, name, op):
+    rng = np.random.default_rng(0)
+    x = ir.input_node(0, name, shape)
+    array = rng.integers(-9, 10, shape).astype(name)
+    array[:, 5000] = array[:, 12000] = 10  # the first of equals
+    array[-1, [7000, 9000]] = np.nan if x.dtype.kind == "f" else 10
+    run(ir.Graph([x], [ir.reduce_node(op, x, (1,))]), [array])
+    if op == "max":
+        flags = ir.map_node("equal", x, ir.broadcast(ir.constant(10, name), shape))
+        outputs = [ir.reduce_node(o, flags, (1,)) for o in ("any", "all")]
+        run(ir.Graph([x], outputs), [array])
+
+
+@pytest.mark.parametrize("shape", LONG, ids=str)
+def test_softmax_of_long_rows(shape):
+    x = ir.input_node(0, "float32", shape)
+    run(ir.Graph([x], [softmax(x)]), [np.random.default_rng(0).standard_normal(shape, "f4")])
+
+
+def test_results_do_not_depend_on_the_number_of_threads(monkeypatch):
+    shape = (2, 300_000)
+    x = ir.input_node(0, "float32", shape)
+    graph = ir.Graph([x], [softmax(x), ir.reduce_node("prod", ir.map_node("cos", x), (1,))])
+    array = np.random.default_rng(0).standard_normal(shape, "f4")
+    found = []
+    for n in ("1", "2", "5"):
+        monkeypatch.setenv("RTXARR_NUM_THREADS", n)
+        found.append([out.tobytes() for out in Program(graph, Poisoned())(array)])
+    assert found[0] == found[1] == found[2]

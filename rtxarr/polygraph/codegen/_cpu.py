@@ -11,9 +11,11 @@ A kernel is one function::
 
     int kernel(PyObject *array, ..., int64_t *numbers, int64_t begin, int64_t end)
 
-of elements (map) or rows ``begin`` to ``end``. It takes arrays and NumPy scalars as they are: where
-their memory is stands behind the head of the object. It gives 1, and does nothing, if one is not of
-the very type.
+of elements (map) or rows ``begin`` to ``end``. One that takes rows in parts has two more arguments,
+``int64_t step, void *shared``: it runs one step (``Plan.sections``) of rows, or of parts of rows,
+and what the steps share is in memory of the caller. A kernel takes arrays and NumPy scalars as they
+are: where their memory is stands behind the head of the object. It gives 1, and does nothing, if
+one is not of the very type.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ _COSTS = {"divide": 6, "sqrt": 6, "rsqrt": 12, "reciprocal": 6, "load": 1}
 
 # Elements of a tile, by the largest number of bytes that one has.
 TILE_BYTES = 16384
-# Rows longer than this are taken in parts: their values do not stay in cache.
-LONG_ROW = 65536
+# Rows longer than this are taken in parts: their values do not stay in cache. And few rows are, so
+# that threads share them.
+LONG_ROW, FEW_ROWS, LONG_OF_FEW = 65536, 64, 8192
 
 # Splitting a counter in two pays only if the inner loop is this long.
 _SHORT = 16
@@ -53,6 +56,34 @@ BINARY = {
     "any": "logical_or",
     "all": "logical_and",
 }
+
+
+def in_parts(loops: Loops) -> bool:
+    """Tell whether rows are taken in parts."""
+    few = loops.rows < FEW_ROWS and loops.cols > LONG_OF_FEW
+    return loops.kind == "rows" and (few or loops.cols > LONG_ROW)
+
+
+def halves(n: int, most: int, unit: int) -> tuple[list[int], list[int]]:
+    """Cut ``n`` elements as NumPy does to add them up, into parts of up to ``most``.
+
+    Returns where the parts begin, with the end, and the pairs of parts to add, in order; ``unit``
+    is in how many elements NumPy goes on.
+    """
+    edges, pairs = [0], []
+
+    def visit(start: int, length: int) -> int:
+        if length <= most:
+            edges.append(start + length)
+            return len(edges) - 2
+        half = length // 2
+        half -= half % unit
+        a, b = visit(start, half), visit(start + half, length - half)
+        pairs.extend((a, b))
+        return a
+
+    visit(0, n)
+    return edges, pairs
 
 
 def fuses(op: str, dtype: np.dtype) -> bool:
@@ -203,6 +234,7 @@ class Plan:
     def __init__(self, loops: Loops, in_parts: bool) -> None:
         self.loops = loops
         self.kind = loops.kind
+        self.separate = in_parts  # each section is a step of its own
         self.in_parts = in_parts or loops.kind in ("columns", "segments")
         self.buffers = {b.name: b for b in loops.buffers}
         inner = {"map": "i", "rows": "c", "columns": "r", "segments": "f"}
@@ -371,9 +403,9 @@ class Plan:
         if self.kind == "columns":
             return (place, factors.get("r", 0)) if use == "reduce" else None
         step = factors.get(self.inner, 0)
-        if use == "map" and self.kind == "rows" and not self.in_parts and self.loops.rows > 1:
-            if factors.get("r", 0) != step * self.loops.cols:
-                return None
+        whole = self.kind == "rows" and not self.in_parts and self.loops.rows > 1
+        if use == "map" and whole and factors.get("r", 0) != step * self.loops.cols:
+            return None
         return place, step
 
 

@@ -23,7 +23,7 @@ from rtxarr.polygraph.codegen._cpu import BINARY, Plan, Planned, Section
 
 _INT64 = np.dtype(np.int64)
 # Numbers that every kernel takes, before those of its index expressions.
-FIXED = ("tile", "chunk", "rows", "cols", "array", "lanes", "row_lanes")
+FIXED = "tile chunk rows cols array lanes row_lanes leaves items tables".split()
 # Where an object's memory begins, or the pointer to it: behind what every object starts with.
 _HEAD = object.__basicsize__
 
@@ -91,6 +91,7 @@ class Writer:
         self.c0 = "0"
         self._levels: list[_Level] = []
         self._n_totals = 0
+        self._item: str | None = None  # in parts: which part of all parts of all rows
         self._independent = True
         self._allocate_slots()
         self._write()
@@ -134,17 +135,24 @@ class Writer:
                 self._slots.append(key)
             if not v.in_row:
                 free.append((self.plan.last_use.get(v, v.time), v.slot))
+        self._of_parts: set[int] = set()  # slots of totals
         for section in self.plan.sections:
             for a, result, _ in section.reductions:
+                self._of_parts.add(result.slot)
                 if a.op.startswith("arg"):
+                    self._of_parts.add(len(self._slots))
                     result.best_slot = len(self._slots)
                     self._slots.append((True, a.dtype.itemsize))
 
     def _assembled(self) -> str:
         plan, asm = self.plan, self.asm
         arguments = ", ".join(f"ptr %o_{b.name}" for b in plan.loops.buffers)
+        if plan.separate:
+            more = ", i64 %step, ptr %shared"
+        else:
+            more = ""
         head = [
-            f"define i32 @kernel({arguments}, ptr %numbers, i64 %begin, i64 %end) {{",
+            f"define i32 @kernel({arguments}, ptr %numbers, i64 %begin, i64 %end{more}) {{",
             "entry:",
         ]
         for i, name in enumerate(FIXED):
@@ -192,16 +200,31 @@ class Writer:
 
     def _scratch(self) -> list[str]:
         """Return lines that lay out the slots, each from a multiple of 64 bytes on."""
-        lines, layout, start = [], [], "0"
+        lines: list[str] = []
+        layout: list[str] = []
+
+        def place(name, count, size, base, start):
+            layout.append(f"  {name} = getelementptr i8, ptr {base}, i64 {start}")
+            lines.extend(
+                [
+                    f"  {name}_n = mul i64 {count}, {size}",
+                    f"  {name}_m = add i64 {name}_n, 63",
+                    f"  {name}_b = and i64 {name}_m, -64",
+                    f"  {name}_e = add i64 {start}, {name}_b",
+                ]
+            )
+            return f"{name}_e"
+
+        start = shared = "0"
         for i, (of_rows, size) in enumerate(self._slots):
-            layout.append(f"  %slot{i} = getelementptr i8, ptr %scratch_start, i64 {start}")
-            lines += [
-                f"  %slot{i}_n = mul i64 {'%row_lanes' if of_rows else '%lanes'}, {size}",
-                f"  %slot{i}_m = add i64 %slot{i}_n, 63",
-                f"  %slot{i}_b = and i64 %slot{i}_m, -64",
-                f"  %slot{i}_e = add i64 {start}, %slot{i}_b",
-            ]
-            start = f"%slot{i}_e"
+            if not of_rows:
+                start = place(f"%slot{i}", "%lanes", size, "%scratch_start", start)
+            elif not self.plan.separate:
+                start = place(f"%slot{i}", "%row_lanes", size, "%scratch_start", start)
+            else:
+                shared = place(f"%slot{i}", "%rows", size, "%shared", shared)
+                if i in self._of_parts:
+                    shared = place(f"%part{i}", "%items", size, "%shared", shared)
         return [
             *lines,
             f"  %scratch_bytes = add i64 {start}, 64",
@@ -212,6 +235,12 @@ class Writer:
             "  %scratch_start = getelementptr i8, ptr %scratch, i64 %scratch_gap",
             *layout,
         ]
+
+    def shared_bytes(self, rows: int, items: int) -> int:
+        """Return how much memory the steps share."""
+        counts = [(rows, size) for of_rows, size in self._slots if of_rows]
+        counts += [(items, self._slots[i][1]) for i in self._of_parts]
+        return sum(-(-n * size // 64) * 64 for n, size in counts)
 
     # ---------------------------------------------------------------------------------- loops
 
@@ -305,6 +334,8 @@ class Writer:
             self.width = self._number(self.plan.loops.features)
         if kind_ == "map":
             self._write_map()
+        elif self.plan.separate:
+            self._write_steps()
         else:
             self._loop("%begin", "%end", self._row_tile, step="%tile")
 
@@ -322,6 +353,62 @@ class Writer:
 
         self._loop("%begin", "%end", one, step="%chunk")
 
+    def _write_steps(self) -> None:
+        """Write each section as a step of its own: of rows, and of all parts of all rows."""
+        asm, sections = self.asm, self.plan.sections
+        cases = " ".join(f"i64 {k}, label %step{k}" for k in range(len(sections)))
+        asm.say(f"switch i64 %step, label %done [{cases}]")
+        for k, section in enumerate(sections):
+            asm.start(f"step{k}")
+            if section.in_row:
+                self.r0, self.r1, self.n_rows = "%begin", "%end", asm.let("sub i64 %end, %begin")
+                for a, result, _ in sections[k - 1].reductions if k else ():
+                    self._loop("%begin", "%end", lambda r, x=(a, result): self._merge(*x, r))
+                self._stages(section)
+            else:
+                self._loop("%begin", "%end", lambda i, section=section: self._part(section, i))
+            asm.say("br label %done")
+        asm.start("done")
+
+    def _part(self, section: Section, item: str) -> None:
+        asm = self.asm
+        self.r0 = asm.let(f"udiv i64 {item}, %leaves")
+        leaf = asm.let(f"urem i64 {item}, %leaves")
+        self.r1, self.n_rows = self._sum(self.r0, "0", 1), "1"
+        self._set_part(self._table(leaf), self._table(self._sum(leaf, "0", 1)))
+        self._item = item
+        if section.reductions:
+            self._start_reductions(section)
+        self._stages(section)
+        self._item = None
+
+    def _table(self, i: str) -> str:
+        at = self._sum("%tables", i)
+        return self._fetch("%numbers", at, _INT64)
+
+    def _merge(self, a: Accumulator, result: Planned, r: str) -> None:
+        """Make a row's total of those of its parts, two at a time as NumPy adds."""
+        asm, base = self.asm, self._product(r, "%leaves")
+        pairs = asm.let("add i64 %leaves, 1")
+
+        def one(k):
+            at = self._sum(pairs, asm.let(f"shl i64 {k}, 1"))
+            to, other = (self._sum(base, self._table(self._sum(at, "0", j))) for j in (0, 1))
+            self._item = to
+            if a.op.startswith("arg"):
+                index = self._fetch(f"%part{result.slot}", other, _INT64)
+                x = self._fetch(f"%part{result.best_slot}", other, a.dtype)
+                self._best(a, result, x, to, index)()
+            else:
+                both = [self._fetch(f"%part{result.slot}", lane, a.dtype) for lane in (to, other)]
+                total = asm.apply(BINARY[a.op], a.dtype, both)
+                self._put(f"%part{result.slot}", to, a.dtype, total)
+            self._item = None
+
+        self._loop("0", asm.let("sub i64 %leaves, 1"), one)
+        total = self._fetch(f"%part{result.slot}", base, result.dtype)
+        self._put(f"%slot{result.slot}", r, result.dtype, total)
+
     def _set_part(self, low: str, high: str) -> None:
         self.c0, self.c1 = low, high
         self.n_cols = self._difference(high, low)
@@ -338,7 +425,7 @@ class Writer:
             if self.plan.kind == "segments":
                 self._edges(section)
                 continue
-            if not self.plan.in_parts:
+            if self.plan.kind != "columns":
                 self._set_part("0", "%cols")
                 self._stages(section)
                 continue
@@ -437,15 +524,15 @@ class Writer:
             outside({}, "0")
 
             def one(r):
-                lane = self._difference(r, self.r0)
+                lane = self._difference(r, self._origin())
                 body({"r": r}, lane, lane)
 
             self._loop(self.r0, self.r1, one, inner=True)
         else:
 
             def one_r(r):
-                row_lane = self._difference(r, self.r0)
-                start = self._product(row_lane, self.n_cols)
+                row_lane = self._difference(r, self._origin())
+                start = self._product(self._difference(r, self.r0), self.n_cols)
                 base = self._difference(start, self.c0)
                 outside({"r": r}, row_lane)
                 self._inner_loop(
@@ -456,6 +543,16 @@ class Writer:
                 )
 
             self._loop(self.r0, self.r1, one_r)
+
+    def _origin(self) -> str:
+        """Return the row that the first lane of a row's slots belongs to."""
+        return "0" if self.plan.separate else self.r0
+
+    def _slot_pointer(self, v: Planned) -> str:
+        """Return where the slot's values of the tile are."""
+        if not (v.in_row and self.plan.separate):
+            return f"%slot{v.slot}"
+        return self._pointer(f"%slot{v.slot}", self._product(self.r0, str(v.dtype.itemsize)), "i8")
 
     def _nest_segments(
         self, in_row: bool, outside: Callable, body: Callable, after: Callable
@@ -492,9 +589,7 @@ class Writer:
                 return
             outside({"r": r}, row_lane)
             base = self._difference("0", self.c0)
-            self._inner_loop(
-                first, last, base, lambda c, lane: body({"r": r, **c}, lane, row_lane)
-            )
+            self._inner_loop(first, last, base, lambda c, lane: body({"r": r, **c}, lane, row_lane))
             after()
 
         self._loop(self.r0, self.r1, one_r)
@@ -750,13 +845,13 @@ class Writer:
         if self.plan.kind == "segments" and not in_row:
             n = self._product(self.n_cols, self.width)
         operands = [self._operand(v.deps[name], in_row) for name in v.args]
-        operands.append((f"%slot{v.slot}", str(v.dtype.itemsize)))
+        operands.append((self._slot_pointer(v), str(v.dtype.itemsize)))
         self._call(v.loop, operands, n)
 
     def _operand(self, d: Planned, in_row: bool) -> tuple[str, str]:
         """Return where all of a tile's values of ``d`` lie, and their step in bytes."""
         if d.slot is not None:
-            return f"%slot{d.slot}", str(d.dtype.itemsize)
+            return self._slot_pointer(d), str(d.dtype.itemsize)
         if d.op == "scalar":
             return f"%a_{d.args[0]}", "0"
         return self._direct(d, "row" if in_row else "map", self.r0, self.c0)
@@ -775,18 +870,25 @@ class Writer:
 
     # ------------------------------------------------------------------------------ reductions
 
+    def _total_place(self, slot: int | None, lane: str) -> tuple[str, str]:
+        """Return where the total of a row is, or of this part of a row."""
+        return (f"%slot{slot}", lane) if self._item is None else (f"%part{slot}", self._item)
+
     def _start_reductions(self, section: Section) -> None:
         def start(lane):
             for a, result, _ in section.reductions:
                 if a.op.startswith("arg"):
-                    self._put(f"%slot{result.slot}", lane, _INT64, "-1")
+                    self._put(*self._total_place(result.slot, lane), _INT64, "-1")
                     zero = identity("sum", a.dtype)
-                    self._put(f"%slot{result.best_slot}", lane, a.dtype, zero)
+                    self._put(*self._total_place(result.best_slot, lane), a.dtype, zero)
                 else:
                     value = identity(a.op, a.dtype)
-                    self._put(f"%slot{result.slot}", lane, a.dtype, value)
+                    self._put(*self._total_place(result.slot, lane), a.dtype, value)
 
-        self._loop("0", self._product(self.n_rows, self.width), start, inner=True)
+        if self._item is not None:
+            start("")
+        else:
+            self._loop("0", self._product(self.n_rows, self.width), start, inner=True)
 
     def _total(self, a: Accumulator, result: Planned, of: Planned, register: Any) -> Callable:
         """Read and add up; return what writes the new total."""
@@ -804,8 +906,10 @@ class Writer:
     def _best(self, a: Accumulator, result: Planned, x: str, lane: str, c: str) -> Callable:
         """Compare with the best so far: the first NaN wins, then the first of equals."""
         asm, dtype = self.asm, a.dtype
-        index = self._fetch(f"%slot{result.slot}", lane, _INT64)
-        best = self._fetch(f"%slot{result.best_slot}", lane, dtype)
+        index_place = self._total_place(result.slot, lane)
+        best_place = self._total_place(result.best_slot, lane)
+        index = self._fetch(*index_place, _INT64)
+        best = self._fetch(*best_place, dtype)
         better = asm.let(f"icmp slt i64 {index}, 0")
         beyond = asm.apply("greater" if a.op == "argmax" else "less", dtype, [x, best])
         better = asm.let(f"or i1 {better}, {beyond}")
@@ -817,8 +921,8 @@ class Writer:
         best = asm.apply("where", dtype, [better, x, best])
 
         def write():
-            self._put(f"%slot{result.slot}", lane, _INT64, index)
-            self._put(f"%slot{result.best_slot}", lane, dtype, best)
+            self._put(*index_place, _INT64, index)
+            self._put(*best_place, dtype, best)
 
         return write
 
@@ -849,8 +953,9 @@ class Writer:
                 at = self._product(self._product(lane, self.n_cols), size)
                 pointer, step = self._pointer(f"%slot{of.slot}", at, "i8"), size
             if not a.op.startswith("arg"):
-                at = self._product(lane, str(a.dtype.itemsize))
-                total = self._pointer(f"%slot{result.slot}", at, "i8"), "0"
+                base, at = self._total_place(result.slot, lane)
+                at = self._product(at, str(a.dtype.itemsize))
+                total = self._pointer(base, at, "i8"), "0"
                 loop = _ufuncs.find(a.op, a.dtype)
                 self._call(loop, [total, (pointer, step), total], self.n_cols)
                 return

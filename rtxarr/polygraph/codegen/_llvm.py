@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 _lock = threading.Lock()  # LLVM's contexts are not for several threads
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have held it
 
 
 @functools.cache
