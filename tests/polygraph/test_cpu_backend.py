@@ -3,6 +3,8 @@
 import functools
 import os
 import random
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -84,10 +86,10 @@ def same(got, want, *, exact=True):
     """Check that arrays are equal to the bit, but that one NaN is another."""
     assert type(got) is np.ndarray
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
-    if not exact:
-        assert_close(got, want)
-        return
     a, b = (np.ascontiguousarray(x).reshape(-1).view(part(x)) for x in (got, want))
+    if not exact:
+        assert_close(a, b)
+        return
     different = a.view(f"u{a.dtype.itemsize}") != b.view(f"u{a.dtype.itemsize}")
     if is_float(a.dtype):
         different &= ~((a != a) & (b != b))
@@ -343,3 +345,69 @@ def test_results_do_not_depend_on_the_number_of_threads(monkeypatch):
         monkeypatch.setenv("RTXARR_NUM_THREADS", n)
         found.append([out.tobytes() for out in Program(graph, Poisoned())(array)])
     assert found[0] == found[1] == found[2]
+
+
+def chain(x):
+    return ir.map_node("tanh", ir.map_node("add", x, ir.map_node("exp", x)))
+
+
+def test_shapes_of_a_pattern_share_machine_code():
+    def text(*shape):
+        x = ir.input_node(0, "float32", shape)
+        program = Program(ir.Graph([x], [softmax(chain(x))]), CpuBackend())
+        return [program.backend.source(s.loops) for s in program.steps]
+
+    assert text(5, 7) == text(300, 1000)
+    assert text(2, 20_000) == text(3, 9_000)
+
+
+def test_objects_of_other_types_are_read_as_arrays(tmp_path):
+    x, y = ir.input_node(0, "float32", ()), ir.input_node(1, "float32", (5,))
+    graph = ir.Graph([x, y], [ir.map_node("add", y, ir.broadcast(x, (5,)))])
+    program = Program(graph, Poisoned())
+    values = np.memmap(tmp_path / "y", "f4", "w+", shape=(5,))
+    values[:] = np.arange(5)
+    (got,) = program(np.float32(2), values)
+    assert got.tolist() == [2, 3, 4, 5, 6]
+
+
+def test_a_scalar_of_another_type_is_converted():
+    x, a = ir.input_node(0, "float32", (3,)), ir.input_node(1, "float32", ())
+    graph = ir.Graph([x, a], [ir.map_node("multiply", x, ir.broadcast(a, (3,)))], scalars=[1])
+    (got,) = Program(graph, Poisoned())(np.ones(3, "f4"), 2.5)
+    assert got.tolist() == [2.5, 2.5, 2.5]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+def test_single_elements(shape):
+    x = ir.input_node(0, "float32", shape)
+    outputs = [chain(x), ir.reduce_node("sum", chain(x), range(len(shape)))]
+    run(ir.Graph([x], outputs), [np.full(shape, 0.3, "f4")])
+
+
+def test_threads_compile_and_run_at_once():
+    def work(k):
+        shape = (k % 4 + 1, 40_000 * (k % 3) + k + 1)
+        x = ir.input_node(0, "float32", shape)
+        graph = ir.Graph([x], [softmax(chain(x))])
+        array = np.random.default_rng(k).standard_normal(shape, "f4")
+        want = _interpret.run(graph, [array], np)[0].tobytes()
+        program = Program(graph, Poisoned())
+        return all(program(array)[0].tobytes() == want for _ in range(5))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(24)))
+
+
+def test_a_forked_process_runs_kernels():
+    shape = (1, 300_000)
+    x = ir.input_node(0, "float32", shape)
+    array = np.random.default_rng(0).standard_normal(shape, "f4")
+    program = Program(ir.Graph([x], [softmax(x)]), Poisoned())
+    want = program(array)[0].tobytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that there are threads
+        pid = os.fork()
+    if not pid:
+        os._exit(0 if program(array)[0].tobytes() == want else 1)
+    assert os.waitpid(pid, 0)[1] == 0
