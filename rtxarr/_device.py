@@ -510,6 +510,15 @@ def empty_pinned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return cupyx.empty_pinned(shape, dtype)
 
 
+def mapped(x: np.ndarray, device: Device) -> Any:
+    """Give an array in page-locked memory as one of a GPU, which reads it through the bus."""
+    cupy = _cupy()
+    with device:
+        memory = cupy.cuda.UnownedMemory(x.ctypes.data, x.nbytes, x, device.index)
+        pointer = cupy.cuda.MemoryPointer(memory, 0)
+        return cupy.ndarray(x.shape, dtype=x.dtype, memptr=pointer)
+
+
 def memory_stats(device: str | Device | None = None) -> dict[str, int]:
     """Return memory figures of ``device``, in bytes.
 

@@ -26,6 +26,7 @@ __all__ = [
     "from_networkx",
     "from_pyg",
     "from_scipy",
+    "to_cudf",
     "to_cugraph",
     "to_networkx",
     "to_pyg",
@@ -467,6 +468,51 @@ def from_cudf(
         edges={name: _values(frame[name]) for name in edges},
     )
     return graph, ids
+
+
+def to_cudf(
+    graph: Graph, src: str = "src", dst: str = "dst", *, ids: Any = None, edges: Any = None
+) -> Any:
+    """Give the edges as a table, with a row for each in the order of their numbers.
+
+    Parameters
+    ----------
+    graph : Graph
+    src, dst : str
+        What the columns with both ends are called.
+    ids : array or column, shape (n_nodes,), optional
+        What the nodes are called in the table, as :func:`from_cudf` gives it; their numbers by
+        default. Nodes without edges are in no row, so keep ``ids`` for the way back.
+    edges : sequence of str, optional
+        Which arrays of the edges become columns; by default all that have one number an edge.
+
+    Returns
+    -------
+    cudf.DataFrame
+
+    Examples
+    --------
+    >>> from rtxarr import geom
+    >>> frame = geom.to_cudf(geom.load_karate(device="cuda"))  # doctest: +SKIP
+    >>> list(frame.columns)  # doctest: +SKIP
+    ['src', 'dst', 'weight']
+    """
+    try:
+        import cudf
+    except ImportError:
+        raise ImportError(
+            "to_cudf needs cudf: install rtxarr[rapids13] or rtxarr[rapids12]"
+        ) from None
+
+    columns = {src: graph.src, dst: graph.dst}
+    if ids is not None:
+        ids, n_nodes = _values(ids), graph.n_nodes
+        if ids.shape != (n_nodes,):
+            raise ValueError(f"ids must have an entry for each of {n_nodes} nodes, got {ids.shape}")
+        columns = {name: ids[place] for name, place in columns.items()}
+    if edges is None:
+        edges = [name for name, x in graph.edges.items() if raw(x).ndim == 1]
+    return cudf.DataFrame(columns | {name: raw(graph.edges[name]) for name in edges})
 
 
 def from_cugraph(graph: Any) -> tuple[Graph, Any]:

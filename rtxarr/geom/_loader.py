@@ -29,6 +29,10 @@ class NeighborLoader(DataLoader):
         host's memory or on the GPU. The graph's own ``nodes`` by default.
     targets : mapping of str to array, optional
         Gathered for the seeds alone.
+    pin : bool, default False
+        Copy arrays in the host's memory to page-locked memory once, from which the GPU takes the
+        rows that it needs by itself. Otherwise the host gathers them for it, and waits for the
+        sample to know which. Without a meaning where the graph is in the host's memory.
     shuffle, seed, drop_last, prefetch
         As of :class:`~rtxarr.data.DataLoader`; so are ``state_dict``, ``len`` and ``epoch``.
 
@@ -63,6 +67,7 @@ class NeighborLoader(DataLoader):
         *,
         nodes: Mapping[str, Any] | None = None,
         targets: Mapping[str, Any] | None = None,
+        pin: bool = False,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -89,6 +94,11 @@ class NeighborLoader(DataLoader):
         self.sampler = sampler
         self.nodes = _rows("nodes", graph.nodes if nodes is None else nodes, graph.n_nodes)
         self.targets = _rows("targets", targets or {}, graph.n_nodes)
+        if pin and _device.is_device_array(graph.indptr):
+            self.nodes, self.targets = (
+                {name: _pinned(x, graph.device) for name, x in arrays.items()}
+                for arrays in (self.nodes, self.targets)
+            )
         if both := self.nodes.keys() & self.targets.keys():
             raise ValueError(f"nodes and targets must have different names, got {sorted(both)}")
 
@@ -114,6 +124,15 @@ class NeighborLoader(DataLoader):
             rows = _device.namespace(x).take(x, nodes, axis=0)
             found[name] = _device.to_device(rows, self.device)
         return found
+
+
+def _pinned(x, device):
+    """Give an array of the host as one of the GPU, in page-locked memory."""
+    if _device.is_device_array(x) or x.size == 0:
+        return _device.to_device(x, device)
+    pinned = _device.empty_pinned(x.shape, x.dtype)
+    pinned[...] = x
+    return _device.mapped(pinned, device)
 
 
 def _rows(name, arrays, n_nodes):

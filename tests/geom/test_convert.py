@@ -335,6 +335,22 @@ def test_tables_of_strings_and_of_nothing():
     assert graph.n_nodes == 2
 
 
+def test_tables_and_back(stand_ins, multigraph, same):
+    frame = geom.to_cudf(multigraph, "from", "to")
+    assert set(frame) == {"from", "to", "weight", "number"}
+    options = {"ids": np.arange(multigraph.n_nodes), "edges": ["weight", "number"]}
+    back, _ = geom.from_cudf(frame, "from", "to", **options)
+    same(back.replace(nodes=multigraph.nodes), multigraph)
+    names = np.array([f"n{i}" for i in range(multigraph.n_nodes)], dtype=object)
+    frame = geom.to_cudf(multigraph, ids=names, edges=[])
+    assert set(frame) == {"src", "dst"}
+    back, ids = geom.from_cudf(frame, "src", "dst", ids=names)
+    assert ids is names
+    same(back.replace(nodes=multigraph.nodes, edges=multigraph.edges), multigraph)
+    with pytest.raises(ValueError, match="ids must have an entry for each of"):
+        geom.to_cudf(multigraph, ids=np.arange(multigraph.n_nodes + 1))
+
+
 def test_bad_tables():
     frame = Frame({"s": [1, 2], "t": [2, 3]})
     with pytest.raises(ValueError, match="ids must hold every node of the edges, got none for 3"):
@@ -386,6 +402,8 @@ def test_missing_packages_are_named(no_packages):
         geom.to_pyg(graph)
     with pytest.raises(ImportError, match="to_cugraph needs cudf and cugraph"):
         geom.to_cugraph(graph)
+    with pytest.raises(ImportError, match="to_cudf needs cudf"):
+        geom.to_cudf(graph)
     with pytest.raises(ImportError, match="to_networkx needs networkx"):
         geom.to_networkx(graph)
 

@@ -86,17 +86,18 @@ def test_walks_parts_and_links(graph):
     equal(*links)
 
 
-@pytest.mark.parametrize("features", ["host", "device"])
+@pytest.mark.parametrize("features", ["host", "pinned", "device"])
 def test_loaders(graph, features):
     x = np.random.default_rng(3).random((3000, 6), np.float32)
     seeds = np.arange(0, 3000, 5)
     want = geom.NeighborLoader(
         geom.NeighborSampler(graph, [4, 3]), seeds, 128, nodes={"x": x}, targets={"y": x}
     )
-    x = x if features == "host" else _device.to_device(x, GPU)
+    x = _device.to_device(x, GPU) if features == "device" else x
     sampler = geom.NeighborSampler(graph.to_device(GPU), [4, 3])
+    seeds = _device.to_device(seeds, GPU)
     got = geom.NeighborLoader(
-        sampler, _device.to_device(seeds, GPU), 128, nodes={"x": x}, targets={"y": x}
+        sampler, seeds, 128, nodes={"x": x}, targets={"y": x}, pin=features == "pinned"
     )
     for a, b in zip(got, want, strict=True):
         equal(a, b)
