@@ -495,7 +495,7 @@ def to_cudf(
     >>> from rtxarr import geom
     >>> frame = geom.to_cudf(geom.load_karate(device="cuda"))  # doctest: +SKIP
     >>> list(frame.columns)  # doctest: +SKIP
-    ['src', 'dst', 'weight']
+    ['src', 'dst']
     """
     try:
         import cudf
