@@ -56,9 +56,10 @@ _CUDA = f"""
 #define MAGNITUDE(a) ((a) < 0 ? -(a) : (a) + 0)
 {_TYPES}{_HALVES}{_COMPLEX}
 #ifndef EMULATED
-FUNCTION f32 RECIPROCAL(f32 b) {{
+FUNCTION f32 rough_reciprocal(f32 b) {{
   f32 a; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(a) : "f"(b)); return a;
 }}
+#define RECIPROCAL(b) rough_reciprocal(b)
 #endif
 """.replace("\n\n", "\n")
 _CUDA_HALVES = """
@@ -117,11 +118,12 @@ using namespace metal;
 #define RESTRICT
 #define UNROLL _Pragma("unroll")
 #define BARRIER() threadgroup_barrier(mem_flags::mem_threadgroup)
-#define SHUFFLE(a, apart) simd_shuffle_xor(a, (ushort)(apart))
+#define SHUFFLE(a, apart) exchanged(a, (ushort)(apart))
 #define HIGH_PRODUCT(a, b) mulhi(a, b)
 #define BITS_OF_F32(a) as_type<u32>(a)
 #define F32_OF_BITS(a) as_type<f32>((u32)(a))
 #define MAGNITUDE(a) ((a) < 0 ? -(a) : (a) + 0)
+#undef RECIPROCAL
 #define RECIPROCAL(b) fast::divide(1.0f, b)
 typedef char i8;
 typedef uchar u8;
@@ -134,6 +136,14 @@ typedef ulong u64;
 typedef float f32;
 {_HALVES}
 struct alignas(8) c64 {{ f32 re, im; }};
+template<class T> FUNCTION T exchanged(T a, ushort apart) {{ return simd_shuffle_xor(a, apart); }}
+FUNCTION bool exchanged(bool a, ushort apart) {{ return simd_shuffle_xor((int)a, apart); }}
+FUNCTION i64 exchanged(i64 a, ushort apart) {{
+  return as_type<i64>(simd_shuffle_xor(as_type<uint2>(a), apart));
+}}
+FUNCTION u64 exchanged(u64 a, ushort apart) {{
+  return as_type<u64>(simd_shuffle_xor(as_type<uint2>(a), apart));
+}}
 """.replace("\n\n", "\n")
 _METAL_HALVES = f"""
 #ifndef EMULATED
@@ -156,6 +166,10 @@ class Dialect:
         What kernels of float16 and bfloat16 need besides.
     thread_x, thread_y, threads_x, threads_y, block_x, block_y : str
         A thread's place in its block, the block's size, the block's place in the grid.
+    shared_memory : str
+        The statement that declares a block's memory.
+    lacks : frozenset of str
+        Operations and dtypes that there is no text for.
     """
 
     name: str
@@ -168,6 +182,7 @@ class Dialect:
     block_x: str = "blockIdx.x"
     block_y: str = "blockIdx.y"
     shared_memory: str = "extern __shared__ __align__(16) unsigned char shared_memory[];"
+    lacks: frozenset[str] = frozenset()
 
     def library(self, text: str) -> str:
         """Put the names of functions of the C library in for ``$name``."""
@@ -183,5 +198,6 @@ METAL = Dialect(
     "metal", _METAL.lstrip(), _METAL_HALVES.lstrip(),
     "thread_at.x", "thread_at.y", "block_size.x", "block_size.y", "block_at.x", "block_at.y",
     "",
+    frozenset("expm1 log1p erf logaddexp hypot nextafter float64 complex128".split()),
 )  # fmt: skip
 DIALECTS = {d.name: d for d in (CUDA, HIP, METAL)}

@@ -163,8 +163,14 @@ _REDUCTIONS = {
 }
 
 
-def fuses(op: str, dtype: np.dtype) -> bool:
-    """Tell whether a map, cast or reduction of values of ``dtype`` can be in a kernel."""
+def fuses(op: str, dtype: np.dtype, lacks: frozenset[str] = frozenset()) -> bool:
+    """Tell whether a map, cast or reduction of values of ``dtype`` can be in a kernel.
+
+    ``lacks`` has the operations and dtypes that a language does not have.
+    """
+    word = "hypot" if op == "abs" and kind(dtype) == "c" else op
+    if word in lacks or dtype.name in lacks:
+        return False
     if op in _REDUCTIONS:
         return dtype.name in C_NAMES and kind(dtype) in _REDUCTIONS[op]
     return renders(op, dtype)

@@ -60,7 +60,7 @@ class Reduction:
 
 
 _LEAST = {"int8": -(2**7), "int16": -(2**15), "int32": "(-2147483647 - 1)"}
-_LEAST["int64"] = "(-9223372036854775807LL - 1)"
+_LEAST["int64"] = "(i64)((u64)1 << 63)"
 
 
 def _extreme(dtype: np.dtype, *, least: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -206,6 +207,8 @@ class Writer:
 
     def kernel(self, name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:
         """Return the text of one entry point."""
+        if self.dialect.name == "metal":
+            return _metal_kernel(name, lines, arguments, threads)
         parameters = [f"{a.type} {a.name}" for a in arguments]
         bounds = f"__launch_bounds__({threads}) "
         opening = f'extern "C" __global__ void {bounds}{name}('
@@ -242,7 +245,7 @@ class Writer:
             body = self.kernel("NAME", e.lines, given, e.threads)
             wide = "_wide" if self.wide else ""
             name = f"{e.kind}{wide}_{hashlib.sha256(body.encode()).hexdigest()[:12]}"
-            bodies[self.dialect.library(body.replace("NAME", name, 1))] = None
+            bodies[self.dialect.library(body.replace("NAME", name))] = None
             launches.append(Launch(name, e.grid, e.block, e.shared, tuple(given)))
         places = {b.name: i for i, b in enumerate(self.loops.buffers)}
         index = f"typedef {'i64' if self.wide else 'i32'} Index;"
@@ -270,6 +273,36 @@ class Entry:
     shared: int
     arguments: list[Argument]
     threads: int
+
+
+def _metal_kernel(name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:
+    """Return the text of an entry point in Metal, where numbers are one structure."""
+    arrays = [a for a in arguments if "*" in a.type]
+    numbers = [a for a in arguments if "*" not in a.type]
+    parameters = [f"{a.type} {a.name} [[buffer({i})]]" for i, a in enumerate(arrays)]
+    parameters += [
+        f"constant {name}_numbers& numbers [[buffer({len(arrays)})]]",
+        "threadgroup u8* shared_memory [[threadgroup(0)]]",
+        "uint3 thread_at [[thread_position_in_threadgroup]]",
+        "uint3 block_size [[threads_per_threadgroup]]",
+        "uint3 block_at [[threadgroup_position_in_grid]]",
+    ]
+    text = [
+        f"struct {name}_numbers {{",
+        *(f"  {a.type} {a.name};" for a in numbers),
+        "};",
+        f"[[kernel, max_total_threads_per_threadgroup({threads})]] void {name}(",
+        *(f"    {p}," for p in parameters[:-1]),
+        f"    {parameters[-1]}) {{",
+        *(f"  const {a.type} {a.name} = numbers.{a.name};" for a in numbers),
+        *("  " + _THREAD.sub("self", line) for line in lines.lines),
+        "}",
+        "",
+    ]
+    return "\n".join(text)
+
+
+_THREAD = re.compile(r"\bthread\b")  # a word of the language
 
 
 def _wanted(body: Sequence[Statement], kept, reads: set[str]) -> list[Statement]:

@@ -32,7 +32,8 @@ _lock = threading.RLock()
 @functools.cache
 def _folder():
     """Where compiled text is kept, by all processes with this version of the emulator."""
-    sources = b"".join((HERE / name).read_bytes() for name in ("gpu.h", "fibres.cpp"))
+    names = ("gpu.h", "fibres.cpp", "metal_stdlib")
+    sources = b"".join((HERE / name).read_bytes() for name in names)
     version = hashlib.sha256(sources).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"rtxarr-emulator-{os.getuid()}-{version}"
     folder.mkdir(exist_ok=True)
@@ -69,9 +70,17 @@ def _fibres():
     return library
 
 
-def _thunk(launch):
-    arguments = ", ".join(f"*({a.type}*)a[{i}]" for i, a in enumerate(launch.arguments))
-    return f'extern "C" void run_{launch.name}(void** a) {{ {launch.name}({arguments}); }}'
+def _thunk(launch, dialect):
+    """Return the text of a function that takes the arguments' addresses."""
+    values = [(a, f"*({a.type}*)a[{i}]") for i, a in enumerate(launch.arguments)]
+    words, before = [value for _, value in values], ""
+    if dialect.name == "metal":  # numbers are one structure
+        numbers = ", ".join(value for a, value in values if "*" not in a.type)
+        before = f"{launch.name}_numbers numbers = {{{numbers}}}; "
+        words = [value for a, value in values if "*" in a.type]
+        words += ["numbers", "gpu_shared", "threadIdx", "blockDim", "blockIdx"]
+    call = f"{launch.name}({', '.join(words)});"
+    return f'extern "C" void run_{launch.name}(void** a) {{ {before}{call} }}'
 
 
 class EmulatorBackend:
@@ -94,9 +103,10 @@ class EmulatorBackend:
         self.shared_limit = shared_limit
         self.kernels = {}  # entry points by name, compiled
         self.waiting = []  # kernels that are not
+        self.all_kernels = []
 
     def fuses(self, op, dtype):
-        return _operations.fuses(op, np.dtype(dtype))
+        return _operations.fuses(op, np.dtype(dtype), self.dialect.lacks)
 
     def empty(self, shape, dtype):
         array = np.empty(shape, dtype)
@@ -113,6 +123,7 @@ class EmulatorBackend:
         """Return what runs a kernel; the first run of any compiles all that were built before."""
         kernel = self.generate(loops)
         self.waiting.append(kernel)
+        self.all_kernels.append(kernel)
         return functools.partial(self.run, kernel, loops)
 
     def build_all(self, many):
@@ -154,12 +165,12 @@ class EmulatorBackend:
                 return
             for head in dict.fromkeys(k.head for k in kernels):
                 some = list(dict.fromkeys(k for k in kernels if k.head == head))
-                thunks = dict.fromkeys(_thunk(launch) for k in some for launch in k.launches)
+                thunks = dict.fromkeys(_thunk(x, k.dialect) for k in some for x in k.launches)
                 text = "\n".join([f'#include "{self._header}"', join_texts(some), *thunks, ""])
                 text = text.replace(
                     "extern __shared__ __align__(16) unsigned char shared_memory[];",
                     "unsigned char* const shared_memory = gpu_shared;",
-                )
+                ).replace("[[threadgroup(0)]]", "")
                 _fibres()
                 library = ctypes.CDLL(str(compile_library("kernels", text, flags=("-O1",))))
                 for k in some:

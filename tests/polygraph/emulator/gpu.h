@@ -80,5 +80,8 @@ static inline unsigned short bfloat_bits(float a) {
   return a != a ? 0x7fff : (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 // A GPU's is right to the last bit or the one before.
-static inline float RECIPROCAL(float b) { return gpu_bits<float>(gpu_bits<int>(1.0f / b) + 1); }
+static inline float gpu_reciprocal(float b) {
+  return gpu_bits<float>(gpu_bits<int>(1.0f / b) + 1);
+}
+#define RECIPROCAL(b) gpu_reciprocal(b)
 static inline float bfloat_value(unsigned short bits) { return gpu_bits<float>((unsigned)bits << 16); }
