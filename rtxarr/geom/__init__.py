@@ -96,6 +96,7 @@ from rtxarr.geom._transforms import (
     remove_self_loops,
     to_undirected,
 )
+from rtxarr.geom._views import Edge, Node
 from rtxarr.geom._walks import random_walk
 
 __all__ = [
@@ -107,6 +108,7 @@ __all__ = [
     "DistMult",
     "DotDecoder",
     "DynamicEdgeConv",
+    "Edge",
     "EdgeChunks",
     "EdgeConv",
     "Explanation",
@@ -137,6 +139,7 @@ __all__ = [
     "NeighborLoader",
     "NeighborSampler",
     "Neighbors",
+    "Node",
     "PNAConv",
     "PairNorm",
     "PartitionedGraph",

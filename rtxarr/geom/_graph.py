@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from rtxarr._checks import check_range
 from rtxarr._override import overridable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import isdtype
+
+if TYPE_CHECKING:
+    from rtxarr.geom._views import Edge, Node
 
 __all__ = ["Graph"]
 
@@ -306,6 +309,18 @@ class Graph:
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
+
+    def node(self, number: int) -> Node:
+        """Give a node to look at; of a graph that is not bipartite."""
+        from rtxarr.geom._views import Node, numbered
+
+        return Node(self, numbered("number", number, self.n_nodes))
+
+    def edge(self, number: int) -> Edge:
+        """Give an edge to look at."""
+        from rtxarr.geom._views import Edge, numbered
+
+        return Edge(self, numbered("number", number, self.n_edges))
 
     @cached_property
     def in_degrees(self) -> Any:
