@@ -6,7 +6,7 @@ import functools
 import threading
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from rtxarr import _device
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._mode import RECORDED, WITNESSED, state
-from rtxarr.autograd._tape import make_tensor, mark_changed
+from rtxarr.autograd._tape import Node, make_tensor, mark_changed, store_of
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _trace
 from rtxarr.polygraph._backends import program_for
@@ -32,6 +32,7 @@ from rtxarr.polygraph._trace import (
 
 _MISS = object()  # what a program gives for a call that it does not hold for
 _EAGER = object()  # or that must run eagerly
+_NONE: Mapping[int, str] = {}
 
 MOST_PROGRAMS = 256
 MOST_GUARDED = 16  # programs of one kind of arguments that differ in what numbers decided
@@ -244,16 +245,23 @@ class Fused:
         by_value = isinstance(key, _Valued)
         self.n_traces += 1
         try:
-            recording = Recording(self._function, leaves, structure, xp, plain=by_value)
+            recording = self._record(leaves, structure, xp, by_value)
         except Exception:
             numbers = any(type(x) in SCALARS for x in leaves)
             if by_value or not numbers:
                 raise
             # It may be the numbers that stand for others: look again with them as they are.
-            Recording(self._function, leaves, structure, xp, plain=True)
+            self._record(leaves, structure, xp, True)
             return None
+        return self._compiled(recording, leaves, structure)
+
+    def _record(self, leaves: Sequence, structure: Any, xp: Any, plain: bool) -> Recording:
+        return Recording(self._function, leaves, structure, xp, plain=plain)
+
+    def _compiled(self, recording: Recording, leaves: Sequence, structure: Any) -> Any:
+        """Make what runs a recorded call."""
         if state.mode & RECORDED and any(
-            isinstance(x, Tensor) and x.node is not None for x in recording.result
+            isinstance(x, Tensor) and type(x.node) is Node for x in recording.result
         ):
             from rtxarr.polygraph._grad import Differentiable
 
@@ -354,7 +362,9 @@ class Compiled:
         self.program = program_for(fused, recording.trace, self.graph)
         self.recording = recording
         text, names = call_text(recording, leaves, updates)
-        self.text = text + _result_text(outputs, recording.structure, names, recording.trace.xp)
+        trace = recording.trace
+        tensors = tensors_of(trace, leaves, range(len(trace.sources)))
+        self.text = text + _result_text(outputs, recording.structure, names, trace.xp, tensors)
         names["program"] = getattr(self.program, "run", self.program)
         exec(compile(self.text, "<fused call>", "exec"), names)
         self.run: Callable = names["run"]
@@ -378,7 +388,7 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
     trace, around = recording.trace, recording.surroundings
     names: dict[str, Any] = {**NAMES, "MISS": _MISS, "EAGER": _EAGER, "like": _like}
     lines = ["def run(L):"]
-    if around._entries or around._cells or around._lists or around._module_state:
+    if around.has_any:
         names["hold"] = around.hold
         lines.append("    if not hold(): return MISS")
     if recording.scalars:
@@ -417,10 +427,10 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
             if other != number and (other not in written or other > number):
                 lines.append(f"    if overlap(x{number}, x{other}): return EAGER")
     lines += [*places, f"    r = program({', '.join(arguments)})"]
-    tensors = _written_tensors(trace, leaves, written)
+    tensors = tensors_of(trace, leaves, written)
     if tensors:
         names["changed"] = mark_changed
-        lines += [f"    changed({word})" for word in tensors]
+        lines += [f"    changed({word})" for word in tensors.values()]
     if state.mode & WITNESSED:
         names["see"] = _see
         seen = [f"L[{i}]" for i, x in enumerate(leaves) if isinstance(x, Tensor)]
@@ -433,16 +443,16 @@ def _see(tensors: tuple) -> None:
     state.witness.see(tensors)
 
 
-def _written_tensors(trace: Any, leaves: Sequence, written: Sequence[int]) -> list[str]:
-    """Return the text of each Tensor that the program writes into."""
-    found = []
-    for number in written:
+def tensors_of(trace: Any, leaves: Sequence, numbers: Iterable[int]) -> dict[int, str]:
+    """Return the text of the Tensor that an input is the array of, for those of ``numbers``."""
+    found = {}
+    for number in numbers:
         source = trace.sources[number]
         if isinstance(source, Captured):
-            if source.holder is not None:
-                found.append(f"h{number}")
-        elif isinstance(leaves[source], Tensor):
-            found.append(f"L[{source}]")
+            if isinstance(source.holder, Tensor):
+                found[number] = f"h{number}"
+        elif isinstance(source, int) and isinstance(leaves[source], Tensor):
+            found[number] = f"L[{source}]"
     return found
 
 
@@ -450,14 +460,25 @@ def _hashable(guards: list) -> list:
     return [(e, v) for e, v in guards if v == v]
 
 
-def result_words(outputs: list[Output], names: dict, xp: Any) -> list[str]:
-    """Return the text of each leaf of the result, made of the program's outputs ``r``."""
-    return [_word(k, out, names, xp) for k, out in enumerate(outputs)]
+def result_words(
+    outputs: list[Output], names: dict, xp: Any, tensors: Mapping[int, str] = _NONE
+) -> list[str]:
+    """Return the text of each leaf of the result, made of the program's outputs ``r``.
+
+    ``tensors`` has the text of the Tensors that inputs are the arrays of.
+    """
+    return [_word(k, out, names, xp, tensors) for k, out in enumerate(outputs)]
 
 
-def _result_text(outputs: list[Output], structure: Any, names: dict, xp: Any) -> str:
+def _result_text(
+    outputs: list[Output],
+    structure: Any,
+    names: dict,
+    xp: Any,
+    tensors: Mapping[int, str] = _NONE,
+) -> str:
     """Return the text that makes the result."""
-    words = result_words(outputs, names, xp)
+    words = result_words(outputs, names, xp, tensors)
     if structure is None:
         return f"    return {words[0]}\n"
     kind, _, parts = structure
@@ -467,11 +488,13 @@ def _result_text(outputs: list[Output], structure: Any, names: dict, xp: Any) ->
     return f"    return unflatten(structure, [{', '.join(words)}])\n"
 
 
-def _word(k: int, output: Output, names: dict, xp: Any) -> str:
+def _word(k: int, output: Output, names: dict, xp: Any, tensors: Mapping) -> str:
     if output.is_direct:
         return f"r[{output.source}]"
     if output.kind == "scalar":
         return output.source
+    if output.kind == "leaf":
+        return f"L[{output.source}]"
     if output.kind == "plain":
         names[f"p{k}"] = output.source
         return f"p{k}"
@@ -486,8 +509,9 @@ def _word(k: int, output: Output, names: dict, xp: Any) -> str:
     elif output.scalar:
         word = f"{word}[()]"
     if output.tensor:
-        names["tensor"] = make_tensor
-        word = f"tensor({word}, None, 0, None)"
+        names["tensor"], names["store"] = make_tensor, store_of
+        of = tensors.get(output.source) if output.kind == "input" else None
+        word = f"tensor({word}, None, 0, {f'store({of})' if of else None})"
     return word
 
 

@@ -26,7 +26,7 @@ from rtxarr.polygraph import _ir
 from rtxarr.polygraph._backends import program_for
 from rtxarr.polygraph._elementwise import as_array
 from rtxarr.polygraph._record import Recording
-from rtxarr.polygraph._trace import Concretization, Tracer
+from rtxarr.polygraph._trace import Concretization
 
 if TYPE_CHECKING:
     from rtxarr.polygraph._fuse import Fused
@@ -58,7 +58,7 @@ class Differentiable:
     def __init__(
         self, fused: Fused, recording: Recording, leaves: Sequence[Any], structure: Any
     ) -> None:
-        from rtxarr.polygraph._fuse import call_text, graph_of, result_words
+        from rtxarr.polygraph._fuse import call_text, graph_of, result_words, tensors_of
 
         self._backward = backward = _Backward(fused, recording, structure)
         nodes, outputs = recording.outputs(recording.result)
@@ -72,7 +72,9 @@ class Differentiable:
         self._outputs = outputs
         self._structure = recording.structure
         text, names = call_text(recording, leaves, updates)
-        words = result_words(outputs, names, recording.trace.xp)
+        trace = recording.trace
+        tensors = tensors_of(trace, leaves, range(len(trace.sources)))
+        words = result_words(outputs, names, trace.xp, tensors)
         arrays = "".join(f"x{i}, " for i in range(len(recording.trace.inputs)))
         self.text = text + f"    return done(L, r, ({arrays}), [{', '.join(words)}])\n"
         names["program"] = getattr(self.program, "run", self.program)
@@ -210,12 +212,9 @@ class _Backward:
         self.places = [
             i
             for i, x in enumerate(recording.result)
-            if isinstance(x, Tensor) and x.node is not None
+            if isinstance(x, Tensor) and type(x.node) is Node
         ]
         self._results: list[Tensor] = [recording.result[i] for i in self.places]
-        for x in self._results:
-            if not isinstance(x.data, Tracer) or x.data._cell.number is not None:
-                raise Concretization("it gives back a tensor that requires a gradient as it is")
         self._gradient_inputs = [
             trace.fresh(_ir.make("input", (), (("gradient", k),), x.data.dtype, x.data.shape))
             for k, x in enumerate(self._results)

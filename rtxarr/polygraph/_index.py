@@ -200,8 +200,10 @@ def mod(x: Expr, divisor: int) -> Expr:
     parts = _split(x, divisor)
     if parts is not None:
         return parts[1]
-    kept = tuple((a, f) for a, f in x.terms if f % divisor)
-    x = Expr(kept, x.offset % divisor)
+    x = Expr(tuple((a, f) for a, f in x.terms if f % divisor), x.offset % divisor)
+    low = x.bounds[0]
+    if low < 0:  # a numerator is not negative
+        x = Expr(x.terms, x.offset - low // divisor * divisor)
     if len(x.terms) == 1 and not x.offset:
         ((atom, factor),) = x.terms
         if type(atom) is Mod and factor == 1 and atom.divisor % divisor == 0:
@@ -209,8 +211,6 @@ def mod(x: Expr, divisor: int) -> Expr:
     if (coarse := _coarse(x, divisor)) is not None:
         g, whole, rest = coarse
         return add(mul(mod(whole, divisor // g), g), rest)
-    if x.bounds[0] < 0:
-        return Expr(((Mod(Expr(kept, x.offset), divisor), 1),), 0)
     return Expr(((Mod(x, divisor), 1),), 0)
 
 

@@ -33,7 +33,7 @@ class Output:
     """How one leaf of the result is made.
 
     ``kind`` is "root" (output ``source`` of the program), "input" (input ``source`` itself),
-    "scalar" (an expression) or "plain" (a Python object); ``steps`` are views to take of an array;
+    "leaf" (argument ``source`` itself), "scalar" (an expression) or "plain" (a Python object); ``steps`` are views to take of an array;
     ``apart`` lists what the output may share memory with and must not: ("r", number) of outputs,
     ("x", number) of inputs; it is None for what is surely of its own. ``tensor`` says that it is to
     be a Tensor; ``scalar`` that NumPy would give a scalar.
@@ -123,8 +123,24 @@ class Recording:
                 )
             trace.check_made()
             self.result, self.structure = flatten(result)
-            if any(type(t.node) is Leaf and t.node.grad is not None for t in self.tensors):
-                raise Concretization("it calls backward(), which sets gradients: use rx.jit")
+            self._finished()
+
+    def _finished(self) -> None:
+        """Look at what the call leaves behind, while it is still traced."""
+        if any(type(t.node) is Leaf and t.node.grad is not None for t in self.tensors):
+            raise Concretization("it calls backward(), which sets gradients: use rx.jit")
+
+    def reads_gradient(self, x: Tensor) -> None:
+        """Note that the function reads the gradient of a Tensor."""
+        raise Concretization("it reads gradients: use rx.jit")
+
+    def sets_gradient(self, x: Tensor) -> None:
+        """Note that it sets it."""
+        raise Concretization("it sets gradients: use rx.jit")
+
+    def defer(self, function: Callable, params: Sequence[Tensor]) -> None:
+        """Note that it calls ``function``, which changes ``params`` and state of its own."""
+        raise Concretization("it changes parameters by an optimizer or an average: use rx.jit")
 
     # ---------------------------------------------------------------------------- arguments
 
@@ -206,6 +222,12 @@ class Recording:
 
     def _output(self, x, nodes, places):
         is_tensor = isinstance(x, Tensor)
+        if is_tensor:
+            for tensor, root, original in zip(
+                self.tensors, self.roots, self.originals, strict=True
+            ):
+                if x is tensor and x.node is root.node and x.data is root.data:
+                    return Output("leaf" if isinstance(original, int) else "plain", original)
         data = x.data if is_tensor else x
         if isinstance(data, Scalar):
             return Output("scalar", data.expression)
