@@ -13,7 +13,6 @@ import functools
 import os
 import struct
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
@@ -180,7 +179,8 @@ class _Module:
         return handle
 
 
-_modules: weakref.WeakValueDictionary[tuple, Any] = weakref.WeakValueDictionary()
+# Never unloaded: a captured graph may outlive the program that it was captured from.
+_modules: dict[tuple, Any] = {}
 _modules_lock = threading.Lock()
 
 
