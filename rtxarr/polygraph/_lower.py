@@ -156,6 +156,8 @@ class _Lowering:
                 return self.emit(part, moved, mask)
             value = self.emit(part, moved, self._both(mask, inside))
             out = value if out is None else self._where(inside, value, out)
+        if out is None:  # only where the mask leaves nothing
+            return self.emit(ir.constant(0, node.dtype), place, mask)
         return out
 
     def _update(self, node, place, mask):
