@@ -13,7 +13,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr.autograd import Tensor
-from rtxarr.autograd._mode import RECORDED, WITNESSED, state
+from rtxarr.autograd._mode import AUTOCAST, RECORDED, WITNESSED, state
 from rtxarr.autograd._tape import Node, make_tensor, mark_changed, store_of
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _trace
@@ -33,6 +33,7 @@ from rtxarr.polygraph._trace import (
 _MISS = object()  # what a program gives for a call that it does not hold for
 _EAGER = object()  # or that must run eagerly
 _NONE: Mapping[int, str] = {}
+_OF_GPU: set[type] = set()  # CuPy's type of arrays, once one was seen
 
 MOST_PROGRAMS = 256
 MOST_GUARDED = 16  # programs of one kind of arguments that differ in what numbers decided
@@ -141,15 +142,27 @@ class Fused:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _trace._thread.trace is not None:  # part of a larger function
             return self._function(*args, **kwargs)
-        parts: list[Any] = [state.mode]
-        if kwargs:
+        mode = state.mode
+        if kwargs or mode & AUTOCAST:
             return self._call(args, kwargs)
+        parts: list[Any] = [mode]
         for x in args:
             kind = type(x)
             if kind is np.ndarray:
                 parts += (x.dtype, x.shape, x.strides)
             elif kind is float or kind is int:
                 parts.append(kind)
+            elif kind is Tensor:
+                data = x.data
+                if type(data) is np.ndarray:
+                    parts += (x.node is None, data.dtype, data.shape, data.strides)
+                elif type(data) in _OF_GPU:
+                    on = data.data.device_id
+                    parts += (x.node is None, on, data.dtype, data.shape, data.strides)
+                else:
+                    return self._call(args, kwargs)
+            elif kind in _OF_GPU:
+                parts += (x.data.device_id, x.dtype, x.shape, x.strides)
             else:
                 return self._call(args, kwargs)
         key = tuple(parts)
@@ -321,6 +334,7 @@ def _kind(x: Any) -> Any:
         if isinstance(x, np.generic):
             return np.generic, x.dtype
         if _device.is_device_array(x):
+            _OF_GPU.add(kind)
             return x.device.id, x.dtype, x.shape, x.strides
         raise TypeError(f"arrays must be NumPy's or CuPy's, got {kind.__name__}")
     return kind, x
