@@ -144,7 +144,7 @@ def aot(
         raise TypeError("signatures must be a list of tuples or dicts of arguments")
     if not signatures:
         raise ValueError("signatures must not be empty")
-    calls = [((), s) if isinstance(s, dict) else (s, {}) for s in signatures]
+    calls = [((), dict(sorted(s.items()))) if isinstance(s, dict) else (s, {}) for s in signatures]
     if targets is None:
         targets = _usual_targets(calls)
     targets = (targets,) if isinstance(targets, str) else tuple(targets)
@@ -222,7 +222,7 @@ class _Saved:
         if strides is None:
             raise NotSaved("arrays must be of this machine's byte order and in whole strides")
         graph = graph_of(recording, nodes, self.updates)
-        self.program = Program(graph, writer, strides=strides)
+        self.program = writer.program(graph, strides)
 
     def description(self) -> dict:
         recording = self.recording
@@ -257,9 +257,11 @@ class _Saved:
         raise NotSaved("a function that draws random numbers cannot be saved")
 
     def _output(self, output: Any) -> dict:
-        source = data.encode(output.source) if output.kind == "plain" else output.source
-        if output.kind == "plain" and callable(output.source):
-            raise NotSaved(f"a result must be an array or a number, got {output.source!r}")
+        source = output.source
+        if output.kind == "plain":
+            if callable(source):
+                raise NotSaved(f"a result must be an array or a number, got {source!r}")
+            source = data.encode(source)
         return {
             "kind": output.kind,
             "source": source,
@@ -327,6 +329,7 @@ def _program(program: Program) -> dict:
         "scalars": sorted(graph.scalars),
         "in_place": [[ids[n], number] for n, number in program.in_place.items()],
         "disjoint": program.disjoint,
+        "copied": sorted(program.copied),
     }
 
 
@@ -356,11 +359,30 @@ class _Unbuilt:
         }
 
 
+class _StepByStep(Program):
+    """A program that runs one operation of the array library after the other."""
+
+    def __init__(self, graph: Graph, backend: Any) -> None:
+        self.graph = graph
+        self.backend = backend
+        self.disjoint = True
+        self.why: dict = {}
+        self.in_place: dict = {}
+        self.copied: set = set()
+        self.parts: list[Program] = []
+        self.steps = []
+        for i, node in enumerate(self.graph.nodes()):
+            if node.op not in ("input", "constant", "iota"):
+                parts = [_StepByStep(a, backend) for a in node.attrs if isinstance(a, Graph)]
+                self.parts += parts
+                self.steps.append(Step(f"{node.op}{i}", None, node.src, (node,), None, None))
+
+
 class _Numpy:
     """Saves programs without kernels."""
 
-    def fuses(self, op: str, dtype: Any) -> bool:
-        return False
+    def program(self, graph: Graph, strides: Sequence[tuple | None]) -> Program:
+        return _StepByStep(graph, self)
 
     def empty(self, shape: tuple, dtype: Any) -> np.ndarray:
         return np.empty(shape, dtype)
@@ -372,7 +394,14 @@ class _Numpy:
         return {}
 
 
-class _Cpu(_Numpy):
+class _Kernels(_Numpy):
+    """Saves programs with kernels."""
+
+    def program(self, graph: Graph, strides: Sequence[tuple | None]) -> Program:
+        return Program(graph, self, strides=strides)
+
+
+class _Cpu(_Kernels):
     """Saves programs with machine code for x86-64: one image with the kernels of all."""
 
     def __init__(self, mode: str, level: str | None) -> None:
@@ -426,7 +455,7 @@ class _Cpu(_Numpy):
         }
 
 
-class _Cuda(_Numpy):
+class _Cuda(_Kernels):
     """Saves programs with machine code for NVIDIA GPUs: a part for each kernel and architecture."""
 
     # Bytes of shared memory that a block can have, by compute capability (CUDA C++ Programming

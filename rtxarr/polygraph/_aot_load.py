@@ -6,32 +6,36 @@ it for a fused function, from nodes and steps that were checked one by one.
 
 from __future__ import annotations
 
+import functools
 import platform
 import sys
 from collections.abc import Callable, Sequence
 from os import PathLike
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import rtxarr
 from rtxarr import _device
-from rtxarr.autograd import Tensor
-from rtxarr.autograd._tree import flatten
+from rtxarr.autograd._tape import make_tensor, mark_changed
+from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _aot_data as data
-from rtxarr.polygraph import _bundle, _fuse
+from rtxarr.polygraph import _bundle
 from rtxarr.polygraph import _ir as ir
-from rtxarr.polygraph._aot_kind import FORMAT, Kind, cpu_levels, kind_of, read_kind
+from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of, read_kind
 from rtxarr.polygraph._bundle import BundleError
 from rtxarr.polygraph._interpret import _RULES
 from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
 from rtxarr.polygraph._loops import Buffer, Loops
 from rtxarr.polygraph._program import Program, Step, eager_step
-from rtxarr.polygraph._record import Output
-from rtxarr.polygraph._trace import Captured, ScalarSource
+from rtxarr.polygraph._record import own
+from rtxarr.polygraph._scalar import NAMES
+from rtxarr.polygraph._trace import Captured, ScalarSource, replay
 
 __all__ = ["BundleError", "Loaded", "load"]
+
+_MISS = object()  # what a program gives for numbers that it does not hold for
+_OVERLAP = object()  # or for arguments that it cannot write into
 
 
 def load(path: str | PathLike, *, target: str | None = None, key: bytes | None = None) -> Loaded:
@@ -92,6 +96,9 @@ def _loaded(path: Any, header: dict, parts: dict, target: str | None) -> Loaded:
             makers[name] = _MAKERS[name](about[name], parts, header["mode"])
     if not makers:
         raise BundleError(f"{path} {'; it '.join(reasons)}")
+    unknown = {case["target"] for case in header["programs"]} - about.keys()
+    if unknown:
+        raise ValueError(f"programs for {unknown}")
     arrays: dict[str, Any] = {}
     cases = [
         _Case(case, makers[case["target"]], parts, arrays)
@@ -122,17 +129,17 @@ class Loaded:
         return f"<Loaded {self.__name__}, {len(self.programs)} programs>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, structure = flatten((args, kwargs))
+        leaves, structure = flatten((args, dict(sorted(kwargs.items()))))
         for by_value in self._by_value:
             key = by_value, structure, *[kind_of(x, by_value) for x in leaves]
             for case in self._programs.get(key, ()):
                 out = case.run(leaves)
-                if out is _fuse._EAGER:
+                if out is _OVERLAP:
                     raise ValueError(
                         f"{self.__name__}() writes into arguments that share memory with others, "
                         "which it was not compiled for"
                     )
-                if out is not _fuse._MISS:
+                if out is not _MISS:
                     return out
         raise TypeError(self._unknown(leaves))
 
@@ -179,19 +186,75 @@ class _Case:
         result = data.decode_structure(case["result"])
         if data.n_leaves(result) != len(outputs):
             raise ValueError("results that do not fit their containers")
-        nothing: list = []
-        trace = SimpleNamespace(guards=guards, sources=sources, xp=maker.xp)
-        around = SimpleNamespace(
-            _entries=nothing, _cells=nothing, _lists=nothing, _module_state=nothing
-        )
-        recording = SimpleNamespace(trace=trace, surroundings=around, scalars=numbers)
-        tensor = object.__new__(Tensor)
-        leaves = [tensor if k.kind == "tensor" else None for k in kinds]
-        text, names = _fuse.call_text(recording, leaves, graph.updates)
-        text += _fuse._result_text(outputs, result, names, maker.xp)
+        names: dict[str, Any] = {**NAMES, "MISS": _MISS, "OVERLAP": _OVERLAP, "xp": maker.xp}
+        lines = ["def run(L):", *self._arguments(sources, guards, numbers, names, maker.xp)]
+        words = [self._word(k, o, names, maker.xp) for k, o in enumerate(outputs)]
+        names["result"] = functools.partial(unflatten, result)
         names["program"] = self.program.run
-        exec(compile(text, "<loaded call>", "exec"), names)
+        lines += [f"    return result([{', '.join(words)}])", ""]
+        self.text = "\n".join(lines)
+        exec(compile(self.text, "<loaded call>", "exec"), names)
         self.run: Callable = names["run"]
+
+    def _arguments(
+        self, sources: list, guards: list, numbers: list[int], names: dict, xp: Any
+    ) -> list[str]:
+        """Return the lines that take the arguments apart, up to the program's result ``r``."""
+        lines = []
+        if numbers:
+            lines.append(f"    a = {''.join(f'L[{i}], ' for i in numbers)}")
+        for k, (expression, value) in enumerate(guards):
+            names[f"g{k}"] = value
+            lines.append(f"    if ({expression}) != g{k}: return MISS")
+        arrays = []
+        for i, source in enumerate(sources):
+            if isinstance(source, ScalarSource):
+                names[f"d{i}"] = source.dtype.type
+                lines.append(f"    x{i} = d{i}({source.expression})")
+                continue
+            arrays.append(i)
+            if isinstance(source, Captured):
+                names[f"x{i}"] = source.array
+            else:
+                data = ".data" if self.kinds[source].kind == "tensor" else ""
+                lines.append(f"    x{i} = L[{source}]{data}")
+        written = [number for number, _ in self.program.graph.updates]
+        names["overlap"] = xp.may_share_memory
+        for i in written:
+            for other in arrays:
+                if other != i and (other not in written or other > i):
+                    lines.append(f"    if overlap(x{i}, x{other}): return OVERLAP")
+        lines.append(f"    r = program({', '.join(f'x{i}' for i in range(len(sources)))})")
+        names["changed"] = mark_changed
+        for i in written:
+            if isinstance(sources[i], int) and self.kinds[sources[i]].kind == "tensor":
+                lines.append(f"    changed(L[{sources[i]}])")
+        return lines
+
+    def _word(self, k: int, o: dict, names: dict, xp: Any) -> str:
+        """Return the text of one leaf of the result."""
+        kind, source = o["kind"], o["source"]
+        if kind == "scalar":
+            return f"({source})"
+        if kind == "leaf":
+            return f"L[{source}]"
+        if kind == "plain":
+            names[f"p{k}"] = source
+            return f"p{k}"
+        word = f"r[{source}]" if kind == "root" else f"x{source}"
+        if o["apart"] is not None:
+            names["own"] = functools.partial(own, xp)
+            others = [f"r[{i}]" if where == "r" else f"x{i}" for where, i in o["apart"]]
+            word = f"own({', '.join([word, *others])})"
+        if o["steps"]:
+            names["replay"], names[f"s{k}"] = replay, o["steps"]
+            word = f"replay(s{k}, {word}, xp)"
+        elif o["scalar"]:
+            word = f"{word}[()]"
+        if o["tensor"]:
+            names["tensor"] = make_tensor
+            word = f"tensor({word}, None, 0, None)"
+        return word
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.kinds))
@@ -223,7 +286,8 @@ class _Case:
         if (dtype, shape) != (node.dtype, node.shape):
             raise ValueError(f"an input {node} that is given {dtype}{shape}")
 
-    def _output(self, o: dict, n: int) -> Output:
+    def _output(self, o: dict, n: int) -> dict:
+        """Return how one leaf of the result is made, checked."""
         kind, source = o["kind"], o["source"]
         graph = self.program.graph
         sizes = {"r": len(graph.outputs), "x": len(graph.inputs)}
@@ -231,6 +295,8 @@ class _Case:
             source = data.checked_expression(source, n)
         elif kind == "plain":
             source = data.decode(source)
+        elif kind == "leaf":
+            source = data.index_of(source, len(self.kinds))
         elif kind in ("root", "input"):
             source = data.index_of(source, sizes["r" if kind == "root" else "x"])
         else:
@@ -239,9 +305,8 @@ class _Case:
         if apart is not None:
             apart = [(where, data.index_of(i, sizes[where])) for where, i in apart]
         steps = tuple([data.decode_view(s) for s in o["steps"]])
-        return Output(
-            kind, source, steps, apart=apart, tensor=bool(o["tensor"]), scalar=bool(o["scalar"])
-        )
+        flags = {flag: bool(o[flag]) for flag in ("tensor", "scalar")}
+        return {"kind": kind, "source": source, "steps": steps, "apart": apart, **flags}
 
 
 def _array(part: Any, dtype: np.dtype, shape: tuple, strides: list | None) -> np.ndarray:
@@ -290,6 +355,7 @@ class _LoadedProgram(Program):
         scalars = [data.index_of(k, n_inputs) for k in given["scalars"]]
         self.graph = Graph(inputs, [node(i) for i in given["outputs"]], updates, scalars)
         self.disjoint = bool(given["disjoint"])
+        self.copied = {data.index_of(i, len(self.graph.outputs)) for i in given["copied"]}
         self.in_place = {node(i): data.index_of(k, n_inputs) for i, k in given["in_place"]}
         if any(inputs[k].shape != n.shape for n, k in self.in_place.items()):
             raise ValueError("a result that does not fit where it is written")
@@ -445,7 +511,7 @@ class _Cuda(_Numpy):
 
         self._backend = Precompiled(mode)
         self.empty = self._backend.empty
-        self.xp = _device._device_namespace(_device.device("cuda"))
+        self.xp = _device._device_namespace(_device.Device("cuda"))
 
     @staticmethod
     def other(about: dict, cc: tuple[int, int]) -> str:

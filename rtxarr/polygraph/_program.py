@@ -58,6 +58,8 @@ class Program:
     steps : list of Step
     parts : list of Program
         Those of branches and loops.
+    copied : set of int
+        Outputs that are copied.
     text : str
         The function that runs them.
     why : dict of Node to str
@@ -72,7 +74,8 @@ class Program:
         strides: Sequence[tuple[int, ...] | None] = (),
         disjoint: bool = True,
     ) -> None:
-        graph = self.graph = simplify(graph)
+        before, graph = graph, simplify(graph)
+        self.graph = graph
         self.backend = backend
         self.disjoint = disjoint
         self._strides = {
@@ -86,6 +89,7 @@ class Program:
         self.in_place = self._update_targets(groups) if disjoint else {}
         self.parts: list[Program] = []
         self.steps = self._steps(groups)
+        self.copied = _copied(before, graph, {n for s in self.steps if s.loops for n in s.results})
         self.assemble()
 
     def assemble(self) -> None:
@@ -224,12 +228,11 @@ class Program:
         """Write the updates into the inputs; what looks at an input is copied before."""
         graph = self.graph
         names = [self._name(n) for n in graph.outputs]
-        if graph.updates:
-            self._values["copy"] = _copy
-            names = [
-                f"copy({name})" if any(s.op == "input" for s in _looked_at(n)) else name
-                for n, name in zip(graph.outputs, names, strict=True)
-            ]
+        self._values["copy"] = _copy
+        for i, node in enumerate(graph.outputs):
+            looks = bool(graph.updates) and any(s.op == "input" for s in _looked_at(node))
+            if looks or i in self.copied:
+                names[i] = f"copy({names[i]})"
         lines = [f"outputs = [{', '.join(names)}]"]
         pairs = [
             (f"x{number}", self._name(node))
@@ -237,7 +240,6 @@ class Program:
             if self.in_place.get(node) != number
         ]
         if not self.disjoint or len(pairs) > 1:
-            self._values["copy"] = _copy
             lines += [f"new{i} = copy({value})" for i, (_, value) in enumerate(pairs)]
             pairs = [(target, f"new{i}") for i, (target, _) in enumerate(pairs)]
         lines += [f"{target}[...] = {value}" for target, value in pairs]
@@ -298,7 +300,31 @@ def _broadcast(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _copy(array: Any) -> Any:
-    return namespace(array).asarray(array, copy=True)
+    return namespace(array).asarray(array, copy=True, order="C")
+
+
+def _copied(before: Graph, after: Graph, made: set[Node]) -> set[int]:
+    """Return which outputs must be copied, so that they are memory of their own as they were.
+
+    A pass may find that an output is an input, or the same as another, or one value repeated.
+    ``made`` are the nodes that kernels store.
+    """
+    found = set()
+    seen: dict[Node, Node] = {}
+    for i, (old, new) in enumerate(zip(before.outputs, after.outputs, strict=True)):
+        old_base, new_base = _base(old, set()), _base(new, made)
+        repeats = new.op == "broadcast" and new not in made and old.op not in VIEWS
+        taken = new_base.op == "input" and new_base is not old_base
+        if repeats or taken or seen.setdefault(new_base, old_base) is not old_base:
+            found.add(i)
+    return found
+
+
+def _base(node: Node, made: set[Node]) -> Node:
+    """Return the node whose memory a view is of."""
+    while node.op in VIEWS and node not in made:
+        (node,) = node.src
+    return node
 
 
 def _looked_at(node: Node) -> tuple[Node, ...]:

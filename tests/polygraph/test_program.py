@@ -278,3 +278,29 @@ def test_a_cheap_node_is_computed_in_each_kernel_that_needs_it(rng):
     assert kernels(program) == [("rows", 6, 8), ("columns", 8, 6)]
     kept = [n.shape for s in program.steps for n in s.results]
     assert sorted(kept) == [(6,), (6,), (6, 8), (8,)]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ir.map_node("multiply", x, ir.broadcast(ir.constant(1, "f4"), x.shape)),
+        lambda x: ir.map_node("negative", ir.map_node("negative", x)),
+        lambda x: ir.reshape(ir.map_node("negative", ir.map_node("negative", x)), (12,)),
+    ],
+    ids=["times one", "twice negative", "view"],
+)
+def test_results_that_turn_out_to_be_inputs_are_copies(function):
+    x = ir.input_node(0, "float32", (3, 4))
+    array = np.ones((3, 4), "f4")
+    other = ir.map_node("exp", x)
+    outs = Program(ir.Graph([x], [function(x), other, function(other), other]), Reference())(array)
+    assert not np.may_share_memory(outs[0], array)
+    assert not np.may_share_memory(outs[1], outs[2])
+    assert outs[1] is outs[3]
+
+
+def test_one_value_repeated_is_written_out():
+    x = ir.input_node(0, "float32", (4,))
+    y = ir.map_node("multiply", *[ir.broadcast(n, (3, 4)) for n in (x, ir.constant(1, "f4"))])
+    (out,) = Program(ir.Graph([x], [y]), Reference())(np.ones(4, "f4"))
+    assert out.strides == (16, 4)
