@@ -46,7 +46,8 @@ def cut(graph: Graph, own: np.ndarray, owner: np.ndarray | None = None) -> Cut:
 
     The halo rises, or with the ``owner`` of each node is in the order of these first.
     """
-    starts, lengths = graph.indptr[own], np.diff(graph.indptr)[own]
+    starts = graph.indptr[own]
+    lengths = graph.indptr[own + 1] - starts
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     stored = np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], lengths)
     sources = graph.indices[stored]

@@ -12,7 +12,7 @@ from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import is_floating
 from rtxarr.geom._graph import Graph
 from rtxarr.geom._masks import MaskedGraph
-from rtxarr.geom._subgraph import k_hop, subgraph
+from rtxarr.geom._subgraph import iota, k_hop, subgraph
 from rtxarr.nn import Module, Parameter
 from rtxarr.ops import argmax, log, log_softmax, sigmoid, sum, where
 from rtxarr.optim import Adam
@@ -210,7 +210,7 @@ class _Part:
 def _around(graph, x, row, n_hops):
     """Give the part within some steps of a node, with the edges in their order."""
     xp = _device.namespace(graph.indptr)
-    nodes, _ = k_hop(graph, xp.asarray([row], device=graph.device), n_hops)
+    nodes, _ = k_hop(graph, iota(graph, 1) + row, n_hops)
     nodes = xp.sort(nodes)
     place = xp.full_like(graph.in_degrees, -1)
     place[nodes] = xp.cumulative_sum(xp.ones_like(nodes)) - 1

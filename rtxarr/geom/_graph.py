@@ -188,6 +188,11 @@ class Graph:
         n_src, n_dst = _sizes(n_nodes, n_src, n_dst)
         check_range("src", src, 0, n_src)
         check_range("dst", dst, 0, n_dst)
+        return cls._of_edges(src, dst, n_src, n_dst, nodes, edges)
+
+    @classmethod
+    def _of_edges(cls, src, dst, n_src, n_dst, nodes=None, edges=None):
+        """Build a graph of a list of edges that is known to be right."""
         xp = _device.namespace(src, dst)
         dst = xp.astype(dst, xp.int64, copy=False)
         order = None

@@ -62,5 +62,5 @@ def _with_loops(graph):
         loops = xp.where(loops < 0, -1, loops)
         src, dst = xp.take(src, kept), xp.take(dst, kept)
     src, dst = xp.concat([src, nodes]), xp.concat([dst, nodes])
-    new = Graph.from_edges(src, dst, n_src=graph.n_src, n_dst=n)
+    new = Graph._of_edges(src, dst, graph.n_src, n)
     return Looped(new, kept, loops)

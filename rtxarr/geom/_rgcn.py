@@ -156,11 +156,8 @@ def _parts(graph, kinds, n_kinds):
     for kind in range(n_kinds):
         (numbers,) = xp.nonzero(kinds == kind)
         parts.append(
-            Graph.from_edges(
-                xp.take(graph.src, numbers),
-                xp.take(graph.dst, numbers),
-                n_src=graph.n_src,
-                n_dst=graph.n_dst,
+            Graph._of_edges(
+                xp.take(graph.src, numbers), xp.take(graph.dst, numbers), graph.n_src, graph.n_dst
             )
         )
     return parts

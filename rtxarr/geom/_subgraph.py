@@ -51,10 +51,11 @@ def subgraph(graph: Graph, nodes: Any) -> Graph:
         raise ValueError("nodes must name each node once, got one twice")
     src, dst = xp.take(place, graph.src), xp.take(place, graph.dst)
     (kept,) = xp.nonzero((src >= 0) & (dst >= 0))
-    return Graph.from_edges(
+    return Graph._of_edges(
         xp.take(src, kept),
         xp.take(dst, kept),
-        n_nodes=count,
+        count,
+        count,
         nodes={name: ops.take(x, nodes, axis=0) for name, x in graph.nodes.items()},
         edges={name: ops.take(x, kept, axis=0) for name, x in graph.edges.items()},
     )
@@ -84,11 +85,11 @@ def edge_subgraph(graph: Graph, edges: Any) -> Graph:
     """
     edges = chosen("edges", edges, graph.n_edges, graph)
     xp = _device.namespace(edges)
-    return Graph.from_edges(
+    return Graph._of_edges(
         xp.take(graph.src, edges),
         xp.take(graph.dst, edges),
-        n_src=graph.n_src,
-        n_dst=graph.n_dst,
+        graph.n_src,
+        graph.n_dst,
         nodes=graph.nodes,
         edges={name: ops.take(x, edges, axis=0) for name, x in graph.edges.items()},
     )

@@ -125,6 +125,7 @@ class TemporalSampler:
             shape = getattr(times, "shape", type(times).__name__)
             raise ValueError(f"times must have shape {seeds.shape}, one a seed, got {shape}")
         epoch = _integer("epoch", epoch, 0, 2**63)
+        times = _device.to_device(times, graph.device)
         xp = _device.namespace(seeds, times)
         side = "right" if self.inclusive else "left"
         ranks = xp.astype(xp.searchsorted(self._moments, times, side=side), xp.int64)
@@ -156,9 +157,7 @@ class TemporalSampler:
             after = xp.where(old, xp.take(place, kept) if begun else fresh, fresh)
             start = xp.take(ends, xp.take(owners, rows))
             graphs.append(
-                Graph.from_edges(
-                    xp.take(after, start + local), xp.take(place, rows), n_src=count, n_dst=begun
-                )
+                Graph._of_edges(xp.take(after, start + local), xp.take(place, rows), count, begun)
             )
             edge_ids.append(xp.take(self._edge_ids, edges))
             nodes, ptr, owners, place = reached, ends, owners_after, after

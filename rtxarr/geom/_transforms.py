@@ -87,10 +87,11 @@ def add_self_loops(
         if name not in fill:
             raise ValueError(f"fill must say what edges[{name!r}] holds for the new edges")
         edges[name] = ops.concat([x, _loop_rows(graph, x, fill[name], nodes)], axis=0)
-    return Graph.from_edges(
+    return Graph._of_edges(
         xp.concat([graph.src, nodes]),
         xp.concat([graph.dst, nodes]),
-        n_nodes=graph.n_nodes,
+        graph.n_nodes,
+        graph.n_nodes,
         nodes=graph.nodes,
         edges=edges,
     )
@@ -156,10 +157,11 @@ def to_undirected(graph: Graph) -> Graph:
     n_back = xp.empty_like(order)
     n_back[order] = xp.searchsorted(known, back, side="right") - xp.searchsorted(known, back)
     (alone,) = xp.nonzero((rank >= n_back) & (src != dst))
-    return Graph.from_edges(
+    return Graph._of_edges(
         xp.concat([src, xp.take(dst, alone)]),
         xp.concat([dst, xp.take(src, alone)]),
-        n_nodes=n,
+        n,
+        n,
         nodes=graph.nodes,
         edges={
             name: ops.concat([x, ops.take(x, alone, axis=0)], axis=0)
@@ -218,11 +220,11 @@ def coalesce(graph: Graph, *, reduce: str | Mapping[str, str] = "sum") -> Graph:
         else:
             reduced = getattr(ops, f"segment_{how[name]}")
             edges[name] = reduced(ops.take(x, order, axis=0), bounds)
-    return Graph.from_edges(
+    return Graph._of_edges(
         xp.take(src, first),
         xp.take(dst, first),
-        n_src=graph.n_src,
-        n_dst=graph.n_dst,
+        graph.n_src,
+        graph.n_dst,
         nodes=graph.nodes,
         edges=edges,
     )
@@ -342,6 +344,5 @@ def line_graph(graph: Graph) -> Graph:
     place, following = ranges(
         xp.take(graph.indptr, graph.src), xp.take(graph.in_degrees, graph.src)
     )
-    return Graph.from_edges(
-        xp.take(graph.edge_ids, place), following, n_nodes=graph.n_edges, nodes=graph.edges
-    )
+    edges = xp.take(graph.edge_ids, place)
+    return Graph._of_edges(edges, following, graph.n_edges, graph.n_edges, nodes=graph.edges)
