@@ -65,24 +65,31 @@ _slots: weakref.WeakKeyDictionary[Program, dict[str, Slot]] = weakref.WeakKeyDic
 
 
 def _programs(target: Any) -> Iterator[Program]:
+    """Give a program with its parts, or those of what was compiled of a function."""
     if isinstance(target, Program):
         yield target
         for part in target.parts:
             yield from _programs(part)
-    elif isinstance(target, (list, tuple)):
+    elif isinstance(target, dict):
+        for x in list(target.values()):
+            yield from _programs(x)
+    elif isinstance(target, list):
         for x in target:
             yield from _programs(x)
     elif hasattr(target, "_programs"):
-        for compiled in list(target._programs.values()):
-            yield from _programs(compiled)
+        yield from _programs(target._programs)
     elif hasattr(target, "program"):
-        for x in vars(target).values():
-            if isinstance(x, Program):
-                yield from _programs(x)
+        yield from _programs(target.program)
+        backward = getattr(target, "_backward", None)
+        if backward is not None:
+            yield from _programs(backward.programs)
 
 
 def slots_of(target: Any) -> list[Slot]:
-    """Return the kernels of a program, or of all programs that a fused function has so far."""
+    """Return the kernels of a program, or of all programs that a fused function has so far.
+
+    With those of branches, loops and gradients.
+    """
     found = []
     for program in dict.fromkeys(_programs(target)):
         with _lock:
@@ -290,7 +297,7 @@ def patch(
 
     Parameters
     ----------
-    target : Fused or Program
+    target : Fused, Loaded or Program
         What runs; other threads may be calling it.
     kernel : str
         The kernel's name in the program's text, such as ``"kernel0"``.

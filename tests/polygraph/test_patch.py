@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import rtxarr as rx
 from rtxarr import _replay
 from rtxarr.autograd._capture import _Graph
 from rtxarr.polygraph import _admission
@@ -417,6 +418,36 @@ def test_thousand_swaps_under_four_threads():
 
 
 # ------------------------------------------------------------------------------ captured steps
+
+
+def test_kernels_of_gradients():
+    fused = fuse(lambda x: rx.sum(rx.tanh(x) ** 2), backend=Reference())
+    x = rx.autograd.Tensor(np.linspace(-1, 1, 12), requires_grad=True)
+
+    def gradient():
+        x.grad = None
+        fused(x).backward()
+        return np.asarray(x.grad)
+
+    want = gradient()
+    slots = slots_of(fused)
+    assert len({id(s.program) for s in slots}) == 2
+    backward = slots[-1]
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            gradient()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        done = patch(backward.program, backward.name, Reference(), canary=0, **quick)
+    finally:
+        stop.set()
+        thread.join()
+    assert done.state == "live"
+    assert gradient().tobytes() == want.tobytes()
 
 
 def test_captured_steps_are_recorded_anew():
