@@ -42,16 +42,9 @@ class Missing(Exception):
 
 
 def rmat(scale, edge_factor, device):
-    """Give a graph of 2**scale nodes with the usual chances (0.57, 0.19, 0.19, 0.05)."""
-    rng, n = Generator(1), edge_factor << scale
-    src = rx.zeros(n, dtype="int64", device=device)
-    dst = rx.zeros(n, dtype="int64", device=device)
-    for _ in range(scale):
-        u = rng.uniform(n, dtype="float32", device=device)
-        src = 2 * src + (u >= 0.76)
-        dst = 2 * dst + (((u >= 0.57) & (u < 0.76)) | (u >= 0.95))
-    names = rng.permutation(1 << scale, device=device)
-    return geom.Graph.from_edges(rx.take(names, src), rx.take(names, dst), n_nodes=1 << scale)
+    """Give a graph of 2**scale nodes with the usual chances."""
+    edges = geom.RMATEdges(scale, edge_factor, device=device)
+    return geom.from_chunks(edges, n_nodes=edges.n_nodes, device=device)
 
 
 # ------------------------------------------------------------------------------------- the sides

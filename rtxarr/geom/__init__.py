@@ -73,6 +73,7 @@ from rtxarr.geom._pooling import (
     global_sum,
 )
 from rtxarr.geom._rgcn import RGCNConv
+from rtxarr.geom._rmat import RMATEdges
 from rtxarr.geom._sage import GraphConv, SAGEConv
 from rtxarr.geom._sampling import LaborSampler, NeighborSampler, Sample
 from rtxarr.geom._spectral import APPNP, ChebConv, SGConv
@@ -147,6 +148,7 @@ __all__ = [
     "PlannedStep",
     "PointNetSetAbstraction",
     "RGCNConv",
+    "RMATEdges",
     "RotatE",
     "SAGEConv",
     "SAGPooling",
