@@ -71,14 +71,14 @@ class CpuBackend:
         plan = _cpu.Plan(loops, _cpu.in_parts(loops))
         writer = Writer(plan, contract=self.mode == "fast")
         fixed, tables = _sizes(loops)
-        where = len(fixed) + 1 + len(writer.numbers)
+        fixed["tables"] = len(FIXED) + len(writer.numbers)
         if plan.separate:
-            tables.append(writer.shared_bytes(loops.rows, fixed[-1]))
-        return writer.text, [*fixed, where, *writer.numbers, *tables]
+            tables.append(writer.shared_bytes(loops.rows, fixed["items"]))
+        return writer.text, [*(fixed[name] for name in FIXED), *writer.numbers, *tables]
 
 
-def _sizes(loops: Loops) -> tuple[list[int], list[int]]:
-    """Return the numbers of ``FIXED`` but the last, and a table: see ``_cpu.halves``."""
+def _sizes(loops: Loops) -> tuple[dict[str, int], list[int]]:
+    """Return the numbers of ``FIXED``, and a table: see ``_cpu.halves``."""
     lanes = _cpu.TILE_BYTES // max((b.dtype.itemsize for b in loops.buffers), default=1)
     rows, cols, width = loops.rows, loops.cols, 1
     edges, pairs = [0, cols], []
@@ -99,75 +99,81 @@ def _sizes(loops: Loops) -> tuple[list[int], list[int]]:
     else:
         tile, chunk = max(1, lanes // max(cols, 1)), cols
     lanes = width * chunk * (1 if loops.kind == "segments" else tile)
-    array, leaves = _ufuncs.address("array"), len(edges) - 1
-    return [tile, chunk, rows, cols, array, lanes, tile * width, leaves, rows * leaves], [
-        *edges,
-        *pairs,
-    ]
+    leaves = len(edges) - 1
+    sizes = {"begin": 0, "end": 0, "step": 0, "tile": tile, "chunk": chunk}
+    sizes |= {"rows": rows, "cols": cols, "lanes": lanes, "row_lanes": tile * width}
+    sizes |= {"leaves": leaves, "items": rows * leaves}
+    sizes |= {"array": _ufuncs.address("array"), "tuple": _ufuncs.address("tuple")}
+    return sizes, [*edges, *pairs]
 
 
 def starter(module: Any, name: str, numbers: Sequence[int], loops: Loops) -> Callable:
     """Return what calls a function of machine code on arrays and numbers, in several threads."""
-    held = np.array(numbers, np.int64)
-    argtypes = [ctypes.py_object] * len(loops.buffers)
-    argtypes += [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    address, buffers = held.ctypes.data, loops.buffers
+    buffers = loops.buffers
     if _cpu.in_parts(loops):
-        argtypes += [ctypes.c_int64, ctypes.c_void_p]
-        function = module.function(name, argtypes)
-        return _stepper(function, held, loops, module)
-    function = module.function(name, argtypes)
+        return _stepper(module, name, numbers, loops)
+    function = module.function(name, (ctypes.py_object, ctypes.c_void_p))
     count = loops.cols if loops.kind == "map" else loops.rows
     per_thread = max(1, _PER_THREAD * count // max(1, loops.rows * loops.cols * loops.features))
-    parts = _parts(count, per_thread, _grain(loops))
-    if len(parts) == 1:
+    held = _for_parts(numbers, _parts(count, per_thread, _grain(loops)))
+    addresses = [x.ctypes.data for x in held]
+    address, *others = addresses
 
-        def run(*arrays, _keep=(module, held)):
-            if function(*arrays, address, 0, count):
-                function(*map(_exact, buffers, arrays), address, 0, count)
-
-        return run
+    def run(*arrays, _keep=(module, held)):
+        if function(arrays, address):
+            function(tuple(map(_exact, buffers, arrays)), address)
 
     def run_in_threads(*arrays, _keep=(module, held)):
-        if _in_threads(function, (*arrays, address), parts):
-            _in_threads(function, (*map(_exact, buffers, arrays), address), parts)
+        if _in_threads(function, arrays, addresses):
+            _in_threads(function, tuple(map(_exact, buffers, arrays)), addresses)
 
-    return run_in_threads
+    return run_in_threads if others else run
 
 
-def _stepper(function: Any, held: np.ndarray, loops: Loops, module: Any) -> Callable:
+def _for_parts(numbers: Sequence[int], parts: Sequence[tuple], step: int = 0) -> list[np.ndarray]:
+    """Return a kernel's numbers for each part of the work."""
+    made = []
+    for begin, end in parts:
+        held = np.array(numbers, np.int64)
+        held[[FIXED.index(name) for name in ("begin", "end", "step")]] = begin, end, step
+        made.append(held)
+    return made
+
+
+def _stepper(module: Any, name: str, numbers: Sequence[int], loops: Loops) -> Callable:
     """Return what runs the steps of a kernel that takes rows in parts."""
-    address, buffers, n_shared = held.ctypes.data, loops.buffers, int(held[-1])
-    leaves = int(held[FIXED.index("leaves")])
+    function = module.function(name, (ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p))
+    buffers, n_shared, leaves = loops.buffers, numbers[-1], numbers[FIXED.index("leaves")]
     of_rows = _parts(loops.rows, _PER_THREAD, 1)
     of_parts = _parts(loops.rows * leaves, max(1, _PER_THREAD * leaves // loops.cols), 1)
-    steps = [(0, of_rows)] if loops.before else []
+    held = [_for_parts(numbers, of_rows)] if loops.before else []
     for k, phase in enumerate(loops.phases):
-        steps.append((2 * k + 1, of_parts))
+        held.append(_for_parts(numbers, of_parts, 2 * k + 1))
         if phase.accumulators or phase.after:
-            steps.append((2 * k + 2, of_rows))
+            held.append(_for_parts(numbers, of_rows, 2 * k + 2))
+    steps = [[x.ctypes.data for x in parts] for parts in held]
 
     def run(*arrays, _keep=(module, held)):
         shared = np.empty(n_shared, np.uint8)
         memory = shared.ctypes.data
-        for step, parts in steps:
-            if _in_threads(function, (*arrays, address), parts, step, memory):
+        for addresses in steps:
+            if _in_threads(function, arrays, addresses, memory):
                 run(*map(_exact, buffers, arrays))
                 return
 
     return run
 
 
-def _in_threads(function: Any, arguments: tuple, parts: Sequence, *more: Any) -> int:
-    """Call a kernel on each part; what no other thread has begun is done in this one."""
-    (begin, end), *others = parts
+def _in_threads(function: Any, arrays: tuple, addresses: Sequence[int], *more: int) -> int:
+    """Call a kernel for each part; what no other thread has begun is done in this one."""
+    address, *others = addresses
     if not others:
-        return function(*arguments, begin, end, *more)
+        return function(arrays, address, *more)
     submit = _pool().submit
-    waiting = [(submit(function, *arguments, a, b, *more), a, b) for a, b in others]
-    failed = function(*arguments, begin, end, *more)
-    for future, a, b in waiting:
-        failed |= function(*arguments, a, b, *more) if future.cancel() else future.result()
+    waiting = [(submit(function, arrays, a, *more), a) for a in others]
+    failed = function(arrays, address, *more)
+    for future, a in waiting:
+        failed |= function(arrays, a, *more) if future.cancel() else future.result()
     return failed
 
 

@@ -9,13 +9,14 @@ array of a tile's length, unless it is cheaper to compute it again.
 
 A kernel is one function::
 
-    int kernel(PyObject *array, ..., int64_t *numbers, int64_t begin, int64_t end)
+    int kernel(PyObject *objects, int64_t *numbers)
 
-of elements (map) or rows ``begin`` to ``end``. One that takes rows in parts has two more arguments,
-``int64_t step, void *shared``: it runs one step (``Plan.sections``) of rows, or of parts of rows,
-and what the steps share is in memory of the caller. A kernel takes arrays and NumPy scalars as they
-are: where their memory is stands behind the head of the object. It gives 1, and does nothing, if
-one is not of the very type.
+of a tuple of arrays and NumPy scalars: where their memory is stands behind the head of each object.
+``numbers`` begin with what ``_cpu_text.FIXED`` names: which elements (map) or rows are to be done,
+and sizes; then come the numbers of index expressions and the addresses of NumPy's loops. A kernel
+that takes rows in parts does one step (``Plan.sections``), of rows or of parts of rows; what the
+steps share is in memory of the caller, its third argument. A kernel gives 1, and does nothing, if
+an object is not of the very type.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ from rtxarr.polygraph.codegen._cpu import BINARY, Plan, Planned, Section
 
 _INT64 = np.dtype(np.int64)
 # Numbers that every kernel takes, before those of its index expressions.
-FIXED = "tile chunk rows cols array lanes row_lanes leaves items tables".split()
+FIXED = (
+    "begin end step tile chunk rows cols lanes row_lanes leaves items array tuple tables".split()
+)
 # Where an object's memory begins, or the pointer to it: behind what every object starts with.
 _HEAD = object.__basicsize__
 
@@ -146,17 +148,11 @@ class Writer:
 
     def _assembled(self) -> str:
         plan, asm = self.plan, self.asm
-        arguments = ", ".join(f"ptr %o_{b.name}" for b in plan.loops.buffers)
-        if plan.separate:
-            more = ", i64 %step, ptr %shared"
-        else:
-            more = ""
-        head = [
-            f"define i32 @kernel({arguments}, ptr %numbers, i64 %begin, i64 %end{more}) {{",
-            "entry:",
-        ]
+        more = ", ptr %shared" if plan.separate else ""
+        head = [f"define i32 @kernel(ptr %objects, ptr %numbers{more}) {{", "entry:"]
         for i, name in enumerate(FIXED):
-            self._take(f"%{name}", i)
+            if name != "tuple":
+                self._take(f"%{name}", i)
         for b in plan.loops.buffers:
             self._entry.append(f"  %a_{b.name} = getelementptr i8, ptr %o_{b.name}, i64 {_HEAD}")
             if not b.is_scalar:
@@ -178,15 +174,21 @@ class Writer:
 
     def _checks(self) -> list[str]:
         """Return lines that end with 1 unless each object is of the very type it must be."""
-        lines: list[str] = []
+        lines = [
+            f"  %tuple_q = getelementptr i64, ptr %numbers, i64 {FIXED.index('tuple')}",
+            "  %tuple_n = load i64, ptr %tuple_q",
+            "  %objects_p = getelementptr i8, ptr %objects, i64 %tuple_n",
+        ]
         checked = "true"
-        for b in self.plan.loops.buffers:
+        for i, b in enumerate(self.plan.loops.buffers):
             where = FIXED.index("array")
             if b.is_scalar:
                 where = len(FIXED) + len(self.numbers)
                 self.numbers.append(_ufuncs.address("type", b.dtype.name))
             name = f"%is_{b.name}"
             lines += [
+                f"  %p_{b.name} = getelementptr ptr, ptr %objects_p, i64 {i}",
+                f"  %o_{b.name} = load ptr, ptr %p_{b.name}",
                 f"  {name}_p = getelementptr i8, ptr %o_{b.name}, i64 {_HEAD - 8}",
                 f"  {name}_t = load i64, ptr {name}_p",
                 f"  {name}_q = getelementptr i64, ptr %numbers, i64 {where}",

@@ -39,8 +39,8 @@ _NAMES = {
 class Address(int):
     """An address of this process; ``origin`` is how another process finds what lies there.
 
-    ("loop", operation, dtype, field) of a :class:`Loop`, ("type", dtype) of NumPy's scalars, or
-    ("array",) for the type of arrays.
+    ("loop", operation, dtype, field) of a :class:`Loop`, ("type", dtype) of NumPy's scalars,
+    ("array",) for the type of arrays, or ("tuple",): how many bytes into a tuple its items are.
     """
 
     origin: tuple[str, ...]
@@ -55,6 +55,8 @@ def address(*origin: str) -> Address:
     """Return the address of what ``origin`` names; ValueError if this NumPy does not have it."""
     if origin == ("array",):
         return Address(id(np.ndarray), *origin)
+    if origin == ("tuple",):
+        return Address(tuple.__basicsize__, *origin)
     if len(origin) == 2 and origin[0] == "type":
         return Address(id(np.dtype(origin[1]).type), *origin)
     if len(origin) == 4 and origin[0] == "loop" and origin[3] in Loop._fields:
