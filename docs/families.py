@@ -32,7 +32,16 @@ _GRADIENTS = [
     *("no_grad", "enable_grad", "is_recording"),
 ]
 _DEVICES = ["Device", "device", "devices", "device_of", "to_device"]
-_STREAMS = ["stream", "current_stream", "synchronize", "memory_stats", "capture", "fuse", "profile"]
+_STREAMS = [
+    "stream",
+    "current_stream",
+    "synchronize",
+    "memory_stats",
+    "capture",
+    "fuse",
+    "jit",
+    "profile",
+]
 _DTYPES = ["astype", "can_cast", "finfo", "iinfo", "isdtype", "result_type"]
 _ELSEWHERE = {*_SEGMENTS, *_DEVICES, *_DTYPES}
 

@@ -84,7 +84,7 @@ _LAZY = (
     "random",
     "testing",
 )
-_FROM_POLYGRAPH = ("fuse",)
+_FROM_POLYGRAPH = ("fuse", "jit")
 
 __all__ = [
     "Device",

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["overridable", "tracing"]
+__all__ = ["deferred", "overridable", "tracing"]
 
 
 class _Thread(threading.local):
@@ -45,3 +45,21 @@ def overridable(function: Callable) -> Callable:
         return function(*args, **kwargs)
 
     return call
+
+
+def deferred(changed: Callable) -> Callable[[Callable], Callable]:
+    """Let a method that changes tensors be called after a traced step, and not while it is traced.
+
+    ``changed`` takes the arguments of the method and gives the tensors.
+    """
+
+    def decorate(method: Callable) -> Callable:
+        @functools.wraps(method)
+        def call(*args: Any) -> Any:
+            if thread.trace is None:
+                return method(*args)
+            return thread.trace.defer(functools.partial(method, *args), changed(*args))
+
+        return call
+
+    return decorate

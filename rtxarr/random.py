@@ -534,8 +534,12 @@ class Generator:
         Returns
         -------
         tuple of 3 np.uint64, or CuPy array of uint64, shape (3,)
-            Offset, stream and key of their words; an array in a step that is being captured.
+            Offset, stream and key of their words; an array in a step that is being captured. In a
+            function that is being traced a callable that draws them.
         """
+        trace = self._trace()
+        if trace is not None:
+            return trace.draws.reserve(self, "below32", n)
         if _replay.recorder() is not None:
             return self._reserve_in_memory("below32", n)
         place, start = self._reserve("below32", n)

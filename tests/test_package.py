@@ -23,6 +23,7 @@ RANKS = {
     "_device": 0,
     "_kernel_cache": 0,
     "_names": 0,
+    "_override": 0,
     "_out_of_memory": 0,
     "_replay": 0,
     "dtypes": 1,

@@ -163,6 +163,8 @@ class Tensor:
 
     @property
     def grad(self):
+        if state.mode >= TRACED:
+            state.tracing.reads_gradient(self)
         node = self.node
         return node.grad if type(node) is Leaf else None
 
@@ -170,6 +172,8 @@ class Tensor:
     def grad(self, value):
         if type(self.node) is not Leaf:
             raise RuntimeError("grad can only be set on a leaf that requires_grad")
+        if state.mode >= TRACED:
+            state.tracing.sets_gradient(self)
         if value is not None:
             value = self._fitting("grad", value)
         if witnesses and state.witness is not None:

@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from rtxarr._device import device_of, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
@@ -113,17 +115,13 @@ def _dropout_add(x, residual, bias, /, *, place, rate):
     """Give ``residual + dropout(x + bias)`` with the words at ``place``; both may be None."""
     if kernels.fits(x, residual, bias):
         return kernels.dropout_add(x, residual, bias, place=place, rate=rate)
-    xp, (offset, stream, key) = namespace(x, residual, bias), place
-    kept = philox.fill(
-        "below32",
-        math.prod(x.shape),
-        xp.bool,
-        (kernels.threshold(rate),),
-        key=key,
-        stream=stream,
-        offset=int(offset),
-        device=device_of(x),
-    )
+    xp, n, params = namespace(x, residual, bias), math.prod(x.shape), (kernels.threshold(rate),)
+    if callable(place):
+        kept = place(n, np.dtype(bool), params, device_of(x))
+    else:
+        offset, stream, key = place
+        options = {"key": key, "stream": stream, "offset": int(offset), "device": device_of(x)}
+        kept = philox.fill("below32", n, xp.bool, params, **options)
     x = x if bias is None else x + bias
     out = xp.where(xp.reshape(kept, x.shape), x / (1 - rate), 0)
     return out if residual is None else residual + out

@@ -10,6 +10,7 @@ import numpy as np
 
 from rtxarr import _replay
 from rtxarr._device import device_of, is_array, is_device_array, namespace, runs_kernels, to_device
+from rtxarr._override import deferred
 from rtxarr.autograd._mode import witness
 from rtxarr.autograd._tape import mark_changed
 from rtxarr.kernels.multi_tensor import Averaging, average, averaging, contiguous
@@ -61,6 +62,7 @@ class ExponentialMovingAverage:
         self._plan: _Plan | None = None
         self.averages = [namespace(p.data).asarray(widen(p.data), copy=True) for p in self.params]
 
+    @deferred(lambda self: ())
     def update(self) -> None:
         """Move the averages towards the parameters: ``a = decay * a + (1 - decay) * p``."""
         self._count(1)

@@ -8,6 +8,7 @@ import numpy as np
 
 from rtxarr import _replay
 from rtxarr._device import device_of, is_device_array, namespace, runs_kernels, to_device
+from rtxarr._override import deferred, tracing
 from rtxarr.autograd._tape import raw
 from rtxarr.kernels.multi_tensor import (
     FOUND,
@@ -110,6 +111,8 @@ class LossScaler:
         """
         array = raw(loss)
         if self._state is None:
+            if tracing() is not None:
+                tracing().refuse("a LossScaler is used for the first time")
             if _replay.recorder() is not None and is_device_array(array):
                 raise RuntimeError(
                     "a LossScaler is used for the first time in a step that is being captured, "
@@ -133,6 +136,8 @@ class LossScaler:
 
         They become new arrays.
         """
+        if tracing() is not None:
+            tracing().refuse("it unscales gradients before the optimizer's step")
         self._require_ready(optimizer)
         if optimizer in self._unscaled:
             raise RuntimeError("unscale() was called before for this optimizer, in this step")
@@ -150,6 +155,7 @@ class LossScaler:
         for param, new in zip(params, news, strict=True):
             param.grad = new
 
+    @deferred(lambda self, optimizer: optimizer._params())
     def step(self, optimizer: Optimizer) -> None:
         """Make a step of the optimizer with the unscaled gradients, if all of them are finite.
 
@@ -171,6 +177,7 @@ class LossScaler:
         self._stepped.add(optimizer)
         _replay.on_failure(self._stepped.clear)
 
+    @deferred(lambda self: ())
     def update(self) -> None:
         """Shrink or grow the scale, once after the steps of all optimizers that share it."""
         if self._state is None:

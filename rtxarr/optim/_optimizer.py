@@ -17,6 +17,7 @@ from rtxarr._device import (
     to_device,
 )
 from rtxarr._names import did_you_mean
+from rtxarr._override import deferred, tracing
 from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._mode import witness
@@ -110,6 +111,7 @@ class Optimizer:
 
     # ---------------------------------------------------------------------------------- use
 
+    @deferred(lambda self: self._params())
     def step(self) -> None:
         """Update every parameter that has a gradient; the others are passed over."""
         self._step(None)
@@ -270,6 +272,8 @@ class Optimizer:
 
     @lr.setter
     def lr(self, value: float | Schedule) -> None:
+        if tracing() is not None:
+            tracing().refuse("it sets the learning rate: set it outside, or once to a schedule")
         if _replay.recorder() is not None:
             raise RuntimeError(
                 "lr cannot be set in a step that is being captured: replays would not see it. Set "

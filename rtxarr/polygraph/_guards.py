@@ -71,16 +71,24 @@ class Surroundings:
         self._entries: list[tuple[Any, Any, Any]] = []  # a dict, its key, what it held
         self._cells: list[tuple[Any, Any]] = []
         self._lists: list[tuple[Any, tuple]] = []
+        self.checks: list[Any] = []  # functions that tell the same, each of something else
         self._modules: dict[int, Any] = {}
         self._seen: set[int] = set()
         self._names: dict[str, None] = {}  # that functions use
         self._rebuilt: dict[int, Any] = {}
         self.generators: list[Any] = []
+        self.tensors: dict[int, Tensor] = {}  # that the function may find in objects
         self.function = self._function(function)
         self._module_state = [(m, _state_of(m)) for m in self._modules.values()]
         self._moment = _changes()
 
     # ------------------------------------------------------------------------------ checking
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is anything to check."""
+        kinds = self._entries, self._cells, self._lists, self._module_state, self.checks
+        return any(map(bool, kinds))
 
     def hold(self) -> bool:
         """Tell whether everything that was noted is as it was."""
@@ -95,6 +103,8 @@ class Surroundings:
         for kept, parts in self._lists:
             if len(kept) != len(parts) or not all(map(_same, kept, parts)):
                 return False
+        if not all(check() for check in self.checks):
+            return False
         if self._module_state and self._moment != _changes():
             for module, before in self._module_state:
                 if not _same_state(_state_of(module), before):
@@ -232,6 +242,9 @@ class Surroundings:
             self.generators.append(x)
             return
         if _of_library(type(x).__module__):
+            if isinstance(getattr(x, "groups", None), list):  # an optimizer
+                params = [p for group in x.groups for p in group["params"]]
+                self.tensors.update((id(p), p) for p in params)
             return
         held = getattr(x, "__dict__", None)
         if isinstance(held, dict):
@@ -244,14 +257,16 @@ class Surroundings:
             if value is _MISSING or isinstance(value, (type, types.ModuleType)):
                 continue
             self._entries.append((held, name, value))
-            if is_array(value):
+            if isinstance(value, Tensor):
+                self.tensors[id(value)] = value
+            elif is_array(value):
                 self._trace.found.add(id(value))
             elif isinstance(value, (types.FunctionType, types.MethodType)):
                 if not _of_library(value.__module__):
                     self._function(value)
             elif isinstance(value, (list, tuple, dict)):
                 self._container_of_object(value, names, depth)
-            elif not _is_plain(value) and not isinstance(value, Tensor):
+            elif not _is_plain(value):
                 self._object(value, names, depth)
 
     def _container_of_object(self, value: Any, names: tuple, depth: int) -> None:
@@ -269,9 +284,11 @@ class Surroundings:
         for part in parts:
             if isinstance(part, (list, tuple, dict)):
                 self._container_of_object(part, names, depth + 1)
+            elif isinstance(part, Tensor):
+                self.tensors[id(part)] = part
             elif is_array(part):
                 self._trace.found.add(id(part))
-            elif not _is_plain(part) and not isinstance(part, Tensor):
+            elif not _is_plain(part):
                 self._object(part, names, depth + 1)
 
     def _module(self, x: Any) -> None:
@@ -279,6 +296,7 @@ class Surroundings:
             self._seen.add(id(module))
             self._modules.setdefault(id(module), module)
             self._trace.found.update(id(v) for v in vars(module).values() if is_array(v))
+        self.tensors.update((id(t), t) for t in (*x.parameters(), *x.buffers()))
 
 
 def _refuse_writes(code: types.CodeType) -> None:

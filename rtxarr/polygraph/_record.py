@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,10 +35,10 @@ class Output:
     """How one leaf of the result is made.
 
     ``kind`` is "root" (output ``source`` of the program), "input" (input ``source`` itself),
-    "leaf" (argument ``source`` itself), "scalar" (an expression) or "plain" (a Python object); ``steps`` are views to take of an array;
-    ``apart`` lists what the output may share memory with and must not: ("r", number) of outputs,
-    ("x", number) of inputs; it is None for what is surely of its own. ``tensor`` says that it is to
-    be a Tensor; ``scalar`` that NumPy would give a scalar.
+    "leaf" (argument ``source`` itself), "scalar" (an expression) or "plain" (a Python object);
+    ``steps`` are views to take of an array; ``apart`` lists what the output may share memory with
+    and must not: ("r", number) of outputs, ("x", number) of inputs; it is None for what is surely
+    of its own. ``tensor`` says that it is to be a Tensor; ``scalar`` that NumPy would give a scalar.
     """
 
     __slots__ = ("kind", "source", "steps", "apart", "tensor", "scalar")
@@ -113,7 +115,8 @@ class Recording:
                 if not _is_value(x):
                     self.surroundings.add(x)
             states = [g.bit_generator.state for g in self.surroundings.generators]
-            result = self.surroundings.function(*args, **kwargs)
+            with self._reaching():
+                result = self.surroundings.function(*args, **kwargs)
             if np.random.get_state()[2] != before or any(  # noqa: NPY002
                 repr(g.bit_generator.state) != repr(s)
                 for g, s in zip(self.surroundings.generators, states, strict=True)
@@ -181,13 +184,20 @@ class Recording:
 
     # --------------------------------------------------------------- tensors found elsewhere
 
+    def _reaching(self) -> contextlib.AbstractContextManager:
+        """Let the function find tracers where it asks for the ``data`` of a Tensor that it finds.
+
+        For a ``with`` block around its call.
+        """
+        return _watched(self.surroundings.tensors.values())
+
     def lift(self, x: Any) -> Any:
         """Return the tensor of tracers that stands for a Tensor; anything else as it is."""
-        if not isinstance(x, Tensor) or isinstance(x.data, Tracer):
+        if not isinstance(x, Tensor) or isinstance(data := _get_data(x), Tracer):
             return x
         found = self._lifted.get(id(x))
         if found is None:
-            tensor = self._tensor(self.trace.capture(x.data, x), x, x)
+            tensor = self._tensor(self.trace.capture(data, x), x, x)
             found = self._lifted[id(x)] = x, tensor
         return found[1]
 
@@ -288,6 +298,39 @@ class _tracing:
     def __exit__(self, *exc: object) -> None:
         state.tracing, bits = self._before
         state.mode = state.mode & ~(_WATCHED | TRACED) | bits
+
+
+# A Tensor's own data, whatever its class makes of the name.
+_get_data, _set_data = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-defined]
+_watching = threading.RLock()
+
+
+def _traced_data(x: Tensor) -> Any:
+    data = _get_data(x)
+    if not state.mode & TRACED or isinstance(data, Tracer):
+        return data
+    return _get_data(state.tracing.lift(x))
+
+
+@functools.cache
+def _watched_class(kind: type) -> type:
+    """Return a class of tensors whose data are tracers, for the thread that traces."""
+    data = property(_traced_data, _set_data)
+    return type(kind.__name__, (kind,), {"__slots__": (), "data": data, "__doc__": kind.__doc__})
+
+
+@contextlib.contextmanager
+def _watched(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Let the tensors give tracers to this thread, for a ``with`` block."""
+    with _watching:
+        kinds = [(x, type(x)) for x in tensors]
+        try:
+            for x, kind in kinds:
+                x.__class__ = _watched_class(kind)
+            yield
+        finally:
+            for x, kind in kinds:
+                x.__class__ = kind
 
 
 def _is_value(x: Any) -> bool:

@@ -8,6 +8,7 @@ of its present contents; a write gives it another.
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._override import thread as _thread
+from rtxarr.autograd._mode import state
 from rtxarr.autograd._op import checksum
 from rtxarr.polygraph import _ir
 
@@ -169,6 +171,10 @@ class Trace:
         from rtxarr.polygraph._draws import Draws
 
         return Draws(self)
+
+    def defer(self, function: Any, params: Any) -> None:
+        """Leave to ``function`` what it does to ``params``, after the traced function."""
+        state.tracing.defer(function, params)
 
     def refuse(self, why: str) -> NoReturn:
         """Raise the error that lets the function run as it is."""
@@ -358,7 +364,7 @@ class Reshape:
     __slots__ = ("shape",)
 
     def __init__(self, shape):
-        self.shape = tuple(shape)
+        self.shape = tuple(map(operator.index, shape))
 
     def read(self, node):
         return _ir.reshape(node, self.shape)

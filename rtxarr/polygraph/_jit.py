@@ -1,0 +1,326 @@
+"""``rx.jit``: whole steps, with their backward passes and optimizers, as fused programs.
+
+While a step is traced the tensors that it finds elsewhere than in its arguments hold tracers, and so
+do their gradients; then they get their arrays back. What the program has computed it writes where
+the step would. What an optimizer does to parameters is left to the optimizer: it is called after
+the program, with the gradients that the program gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rtxarr import _device
+from rtxarr.autograd import Tensor, capture
+from rtxarr.autograd._tape import Leaf, Node, make_tensor, mark_changed
+from rtxarr.autograd._tree import flatten
+from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._backends import program_for
+from rtxarr.polygraph._draws import Place
+from rtxarr.polygraph._fuse import Fused, call_text, graph_of, result_words
+from rtxarr.polygraph._record import Recording
+from rtxarr.polygraph._trace import Captured, Concretization, Tracer, where_called
+
+
+def jit(step: Callable | None = None, *, mode: str = "strict", backend: Any = None) -> Any:
+    """Give a function that does what a training step does, in few kernels.
+
+    Parameters
+    ----------
+    step : callable
+        A function of arrays and tensors, and of nested tuples, lists and dicts of them, which may
+        call ``backward()`` and change what it finds in closures, globals and modules: parameters,
+        their gradients, buffers, optimizers, averages, generators.
+    mode : {"strict", "fast"}, default "strict"
+        As :func:`rtxarr.fuse` takes it.
+    backend : object or "interpreter", optional
+
+    Returns
+    -------
+    Jitted
+        Gives what ``step`` gives, untracked. On a GPU its kernels are launched as one CUDA graph,
+        by :func:`rtxarr.capture`, whose conditions hold.
+
+    Warns
+    -----
+    RuntimeWarning
+        Once, where ``step`` cannot be fused; it then runs as it is, captured on a GPU.
+
+    Notes
+    -----
+    Optimizers, loss scalers and averages do their work after all that is computed: a parameter must
+    not be used after the call of the optimizer's ``step()`` that changes it.
+
+    Examples
+    --------
+    >>> import rtxarr as rx
+    >>> from rtxarr import nn, optim
+    >>> model = nn.Linear(3, 1)
+    >>> optimizer = optim.Adam(model.parameters())
+    >>> @rx.jit
+    ... def step(x, y):
+    ...     optimizer.zero_grad()
+    ...     loss = rx.mean((model(x) - y) ** 2)
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     return loss
+    >>> losses = [step(rx.ones((5, 3), dtype="float32"), 2.0).item() for _ in range(3)]
+    >>> losses[2] < losses[0]
+    True
+    """
+    if step is None:
+        return functools.partial(jit, mode=mode, backend=backend)
+    return Jitted(step, mode=mode, backend=backend)
+
+
+class Jitted(Fused):
+    """A step and its programs; see :func:`jit`. Attributes are those of :class:`Fused`."""
+
+    def __init__(self, step: Callable, *, mode: str = "strict", backend: Any = None) -> None:
+        super().__init__(step, mode=mode, backend=backend)
+        self._captured = capture(super().__call__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        on_gpu = any(_device.is_device_array(_raw(x)) for x in flatten((args, kwargs))[0])
+        if on_gpu or _device.device().kind == "cuda":
+            return self._captured(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def _record(self, leaves: Sequence, structure: Any, xp: Any, plain: bool) -> Recording:
+        return StepRecording(self._function, leaves, structure, xp, plain=plain)
+
+    def _compiled(self, recording: Any, leaves: Sequence, structure: Any) -> Any:
+        return Step(self, recording, leaves)
+
+
+def _raw(x: Any) -> Any:
+    return x.data if isinstance(x, Tensor) else x
+
+
+class _Gradient:
+    """The gradient of a tensor, as an input that is read anew at each call."""
+
+    __slots__ = ("_tensor",)
+
+    node = None
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    @property
+    def data(self) -> Any:
+        return self._tensor.grad
+
+
+class _Unused(Place):
+    """An input that the program does not read."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(None, "", 0, True)
+
+    def reserve(self) -> None:
+        return None
+
+
+class _Stale:
+    """Memory that is changed when the program is over: reading it in the step is refused."""
+
+    __slots__ = ("number", "trace", "shared", "strides")
+
+    def __init__(self, cell: Any) -> None:
+        self.number, self.trace = None, cell.trace
+        self.shared, self.strides = cell.shared, cell.strides
+
+    @property
+    def node(self) -> ir.Node:
+        raise Concretization(
+            f"it uses what an optimizer or an average has changed in the same step, at "
+            f"{where_called()}"
+        )
+
+
+class _Swapped:
+    """A tensor that holds tracers while a step is traced, and what it held before."""
+
+    __slots__ = ("tensor", "data", "node", "grad", "tracer", "grad_tracer", "is_set", "is_cleared")
+
+    def __init__(self, tensor: Tensor, tracer: Tracer) -> None:
+        self.tensor, self.data, self.node = tensor, tensor.data, tensor.node
+        self.grad = self.node.grad if type(self.node) is Leaf else None
+        self.tracer = tracer
+        self.grad_tracer: Any = None
+        self.is_set = False  # its gradient was, by the step
+        self.is_cleared = False  # before one was added
+
+    def restore(self) -> None:
+        self.tensor.data = self.data
+        if type(self.node) is Leaf:
+            self.node.grad = self.grad
+
+
+class StepRecording(Recording):
+    """A step that was traced.
+
+    Attributes
+    ----------
+    effects : list of (callable, list of (Tensor, array or None))
+        What is to be called after the program, with the gradients that tensors have then.
+    grads : list of (Tensor, Tracer or None)
+        The gradients at the end, where they are not those of the beginning.
+    replaced : list of (Tensor, Tracer)
+        Tensors that hold other memory at the end: it is copied into their own.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._swapped: dict[int, _Swapped] = {}
+        self.effects: list[tuple[Callable, list]] = []
+        self.grads: list[tuple[Any, Any]] = []
+        self.replaced: list[tuple[Tensor, Any]] = []
+        try:
+            super().__init__(*args, **options)
+        finally:
+            for swapped in self._swapped.values():
+                swapped.restore()
+
+    def _reaching(self) -> contextlib.AbstractContextManager:
+        for x in self.surroundings.tensors.values():
+            self.lift(x)
+        return contextlib.nullcontext()
+
+    def lift(self, x: Any) -> Any:
+        """Let a Tensor found elsewhere hold tracers."""
+        if not isinstance(x, Tensor) or isinstance(x.data, Tracer):
+            return x
+        if id(x) in self._lifted:
+            return self._lifted[id(x)][1]
+        if type(x.node) is Node:
+            raise Concretization("it uses a tensor whose graph began outside of it")
+        tracer = self.trace.capture(x.data, x)
+        swapped = self._swapped[id(x)] = _Swapped(x, tracer)
+        x.data = tracer
+        if swapped.grad is not None:
+            swapped.grad_tracer = self.trace.capture(swapped.grad, _Gradient(x))
+            swapped.node.grad = swapped.grad_tracer
+        return x
+
+    def reads_gradient(self, x: Tensor) -> None:
+        self.lift(x)
+
+    def sets_gradient(self, x: Tensor) -> None:
+        swapped = self._swapped.get(id(self.lift(x)))
+        if swapped is not None:
+            swapped.is_cleared |= not swapped.is_set and swapped.node.grad is swapped.grad_tracer
+            swapped.is_set = True
+
+    def defer(self, function: Callable, params: Sequence[Tensor]) -> None:
+        """Call ``function``, which changes ``params``, when the program is over."""
+        held = []
+        for x in params:
+            self.lift(x)
+            held.append((x, x.grad))
+        self.effects.append((function, held))
+        for x in params:
+            stale = Tracer(x.data._cell)
+            stale._cell = _Stale(x.data._cell)
+            x.data = stale
+
+    def _finished(self) -> None:
+        """Note what the step leaves behind, while its tensors hold tracers."""
+        for s in self._swapped.values():
+            data = s.tensor.data
+            if data is not s.tracer and not isinstance(data._cell, _Stale):
+                self.replaced.append((s.tensor, data))
+            if type(s.node) is Leaf and (s.node.grad is not s.grad_tracer or s.is_set):
+                self.grads.append((s.tensor, s.node.grad))
+                if s.grad_tracer is None and not s.is_cleared:
+                    # Added to none: another program adds to one that is there.
+                    self.surroundings.checks.append(functools.partial(_has_none, s.tensor))
+        for tensor, place in zip(self.tensors, self.originals, strict=True):
+            if type(tensor.node) is Leaf and tensor.node.grad is not None:
+                self.grads.append((place, tensor.node.grad))
+
+
+def _has_none(tensor: Tensor) -> bool:
+    return tensor.grad is None
+
+
+class Step:
+    """A program for one kind of arguments of a step; see ``_fuse.Compiled``."""
+
+    def __init__(self, jitted: Jitted, recording: StepRecording, leaves: Sequence) -> None:
+        trace = recording.trace
+        held = [pair for _, pairs in recording.effects for pair in pairs]
+        extra = [g for _, g in (*held, *recording.grads, *recording.replaced) if g is not None]
+        n_results = len(recording.result)
+        nodes, outputs = recording.outputs([*recording.result, *extra])
+        updates = recording.updates()
+        self.graph = graph_of(recording, nodes, updates)
+        used = {n for n in self.graph.nodes() if n.op == "input"}
+        for i, source in enumerate(trace.sources):
+            unread = trace.inputs[i] not in used and i not in {n for n, _ in updates}
+            if unread and isinstance(source, Captured) and isinstance(source.holder, _Gradient):
+                trace.sources[i] = _Unused()
+        self.program = program_for(jitted, trace, self.graph)
+        self._recording = recording
+        text, names = call_text(recording, leaves, updates)
+        words = result_words(outputs, names, trace.xp)
+        self.text = text + f"    return done(L, [{', '.join(words)}])\n"
+        names["program"] = getattr(self.program, "run", self.program)
+        names["done"] = functools.partial(self._done, n_results)
+        exec(compile(self.text, "<fused step>", "exec"), names)
+        self.run: Callable = names["run"]
+
+    def _done(self, n_results: int, leaves: Sequence, made: list) -> Any:
+        """Leave behind what the step would, and give its result."""
+        from rtxarr.autograd._tree import unflatten
+
+        recording = self._recording
+        given = iter(_apart(made[n_results:]))
+        effects = [
+            (function, [(x, None if g is None else next(given)) for x, g in held])
+            for function, held in recording.effects
+        ]
+        grads = [(x, None if g is None else next(given)) for x, g in recording.grads]
+        for tensor, _ in recording.replaced:
+            tensor.data[...] = next(given)
+            mark_changed(tensor)
+        for function, held in effects:
+            for tensor, g in held:
+                if tensor.node is not None:
+                    tensor.grad = g
+            function()
+        for x, g in grads:
+            if isinstance(x, Tensor):
+                x.grad = g
+            else:
+                leaf = leaves[x]
+                leaf.grad = g if leaf.grad is None else leaf.grad + g
+        return unflatten(recording.structure, made[:n_results])
+
+    def explain(self) -> str:
+        """Return what runs, and what is called afterwards."""
+        own = getattr(self.program, "explain", None)
+        lines = [own() if own is not None else ir.text(self.graph)]
+        lines += [f"then {_name(function)}" for function, _ in self._recording.effects]
+        return "\n".join(lines)
+
+
+def _apart(arrays: list) -> list:
+    """Copy arrays that are there twice: what one tensor does to its gradient is its own."""
+    seen: set[int] = set()
+    found = []
+    for x in arrays:
+        if id(x) in seen:
+            x = _device.namespace(x).asarray(x, copy=True)
+        seen.add(id(x))
+        found.append(x)
+    return found
+
+
+def _name(function: Any) -> str:
+    return getattr(getattr(function, "func", function), "__qualname__", repr(function))
