@@ -38,7 +38,7 @@ class Output:
     "leaf" (argument ``source`` itself), "scalar" (an expression) or "plain" (a Python object);
     ``steps`` are views to take of an array; ``apart`` lists what the output may share memory with
     and must not: ("r", number) of outputs, ("x", number) of inputs; it is None for what is surely
-    of its own. ``tensor`` says that it is to be a Tensor; ``scalar`` that NumPy would give a scalar.
+    of its own. ``tensor`` says that it is to be a Tensor; ``scalar`` that NumPy gives a scalar.
     """
 
     __slots__ = ("kind", "source", "steps", "apart", "tensor", "scalar")
