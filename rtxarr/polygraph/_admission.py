@@ -242,7 +242,8 @@ def run(kernel: Callable, loops: Loops, case: Case, *, fill: int, shift: int) ->
     """
     xp, arguments, checks, results = _set_up(loops, case, fill, shift)
     try:
-        kernel(*arguments)
+        with np.errstate(all="ignore"):
+            kernel(*arguments)
     except Exception as error:  # of whatever kind: a kernel that raises is not taken
         return Outcome([], f"it raised {type(error).__name__}: {error}")
     for name, block, before, written in checks:

@@ -429,10 +429,13 @@ class _Cpu(_Kernels):
         return self._backend.fuses(op, dtype)
 
     def build(self, loops: Loops) -> _Unbuilt:
+        from rtxarr.polygraph._cpu_backend import steps_of
+
         text, numbers = self._backend.written(loops)
         function = self._numbers.setdefault(text, len(self._numbers))
         words = [list(n.origin) if hasattr(n, "origin") else int(n) for n in numbers]
-        return _Unbuilt(loops, lambda: {"function": f"k{function}", "numbers": words})
+        more = {"function": f"k{function}", "numbers": words, "steps": steps_of(loops)}
+        return _Unbuilt(loops, lambda: more)
 
     def _linked(self) -> Any:
         from rtxarr.polygraph.codegen import _image, _llvm

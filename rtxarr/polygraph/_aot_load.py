@@ -487,11 +487,12 @@ class _Cpu(_Numpy):
         return ""
 
     def kernel(self, kernel: dict, loops: Loops) -> Callable:
-        from rtxarr.polygraph._cpu_backend import starter
+        from rtxarr.polygraph._cpu_start import starter
         from rtxarr.polygraph.codegen._ufuncs import address
 
         numbers = [address(*n) if isinstance(n, list) else int(n) for n in kernel["numbers"]]
-        return starter(self._code, kernel["function"], numbers, loops)
+        steps = [(str(over), data.index_of(k, 1 << 16)) for over, k in kernel["steps"]]
+        return starter(self._code, kernel["function"], numbers, loops, steps)
 
 
 class _Cuda(_Numpy):

@@ -175,6 +175,8 @@ def test_large_arrays_are_shared_out_among_threads(tmp_path):
     same(loaded(some(600, 500)), fused(some(600, 500)))
     fused, loaded = roundtrip(lambda x: x * x + 1, (some(500_001),), tmp_path / "f", "cpu")
     same(loaded(some(500_001)), fused(some(500_001)))
+    fused, loaded = roundtrip(faults.softmax, (some(2, 100_001),), tmp_path / "f", "cpu")
+    same(loaded(some(2, 100_001)), fused(some(2, 100_001)))  # rows in parts
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr.polygraph import _index as ix
+from rtxarr.polygraph._cpu_start import FIXED
 from rtxarr.polygraph._index import Div, Expr, Loaded, Mod
 from rtxarr.polygraph._loops import Accumulator
 from rtxarr.polygraph.codegen import _ufuncs
@@ -22,10 +23,6 @@ from rtxarr.polygraph.codegen._assembly import (
 from rtxarr.polygraph.codegen._cpu import BINARY, Plan, Planned, Section
 
 _INT64 = np.dtype(np.int64)
-# Numbers that every kernel takes, before those of its index expressions.
-FIXED = (
-    "begin end step tile chunk rows cols lanes row_lanes leaves items array tuple tables".split()
-)
 # Where an object's memory begins, or the pointer to it: behind what every object starts with.
 _HEAD = object.__basicsize__
 
