@@ -12,7 +12,7 @@ from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel
 from rtxarr.polygraph.codegen._writer import FULL, Entry, power_of_two
 
 _HUB = 256  # edges from which on a row is given to a whole block
-_FOUND = 16  # bytes before the values of warps
+FOUND = 16  # bytes before the values of warps
 
 
 class _Across(Passes):
@@ -44,7 +44,7 @@ class _Across(Passes):
         return f"{chunk} * rows + r"
 
     def partial_bytes(self) -> int:
-        return _FOUND + 512 * SLOT * len(self.reductions)
+        return FOUND + 512 * SLOT * len(self.reductions)
 
     def combine(self, reductions: Sequence[Reduction]) -> None:
         out = self.out
@@ -57,7 +57,7 @@ class _Across(Passes):
             out("const Index warps = width * along / 32;")
             for r in reductions:
                 number = [x.name for x in self.reductions].index(r.name)
-                place = f"{_FOUND} + {number * SLOT} * width * warps"
+                place = f"{FOUND} + {number * SLOT} * width * warps"
                 out(
                     f"SHARED {r.type}* const {r.name}_of = "
                     f"(SHARED {r.type}*)(shared_memory + {place}) + x;"
@@ -108,12 +108,10 @@ class Columns(_Across):
             Argument("number", "Index", "padded", padded),
         ]
         shared = held + self.partial_bytes()
-        return self.finish(
-            [Entry("columns", self.out, (grid, 1), block, shared, arguments, 1024)]
-        )
+        return self.finish([Entry("columns", self.out, (grid, 1), block, shared, arguments, 1024)])
 
     def partial_bytes(self) -> int:
-        return _FOUND + 32 * self.shape().threads * SLOT * len(self.reductions)
+        return FOUND + 32 * self.shape().threads * SLOT * len(self.reductions)
 
     def thread_lines(self) -> None:
         out, d = self.out, self.dialect
@@ -140,8 +138,9 @@ class Segments(_Across):
         loops = self.loops
         rows, features = loops.rows, loops.features
         degree = loops.cols // rows + 1
-        width = min(power_of_two(features), 32)
-        along = min(power_of_two(-(-degree // (BATCH * self.lanes))), 32 // width)
+        per_thread = self.lanes_of_thread()
+        width = min(power_of_two(-(-features // per_thread)), 32)
+        along = min(power_of_two(-(-degree // self.edges_of_tile())), 32 // width)
         hub = max(_HUB, 4 * degree)
         self.thread_lines()
         with self.out.block("for (Index k = thread / group; k < per_block; k += threads / group)"):
@@ -158,7 +157,7 @@ class Segments(_Across):
                 "per_block": per_block, "low": low, "high": high,
             }  # fmt: skip
             arguments = [Argument("number", "Index", name, n) for name, n in sizes.items()]
-            grid = -(-rows // per_block), -(-features // width)
+            grid = -(-rows // per_block), -(-features // (width * per_thread))
             shared = self.partial_bytes() if width * along > 32 else 0
             return Entry("segments", lines, grid, (threads, 1), shared, arguments, 512)
 
@@ -168,6 +167,17 @@ class Segments(_Across):
             launches.append(entry(per_block, width, 512 // width, hub, 2**31 - 1))
         return self.finish(launches)
 
+    def lanes_of_thread(self) -> int:
+        """Return the features that a thread takes."""
+        return 1
+
+    def edges_of_tile(self) -> int:
+        return BATCH * self.lanes
+
+    def feature_lines(self) -> None:
+        self.out(f"const Index feature = (Index){self.dialect.block_y} * width + x;")
+        self.out("const Index f = feature < features ? feature : features - 1;")
+
     def thread_lines(self) -> None:
         out, d, indptr = self.out, self.dialect, self.loops.indptr
         out(d.shared_memory)
@@ -175,8 +185,7 @@ class Segments(_Across):
         out("const Index group = width * along, step = along;")
         out("const Index x = thread % width, y = thread / width % along;")
         out(f"const Index first_row = (Index){d.block_x} * per_block;")
-        out(f"const Index feature = (Index){d.block_y} * width + x;")
-        out("const Index f = feature < features ? feature : features - 1;")
+        self.feature_lines()
         with out.block("if (group > 32)"):
             out("SHARED int* const found = (SHARED int*)shared_memory;")
             out("if (thread == 0) *found = 0;")

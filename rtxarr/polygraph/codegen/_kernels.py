@@ -5,7 +5,7 @@
   of an earlier one stays in shared memory where the row fits; each thread reads there only what it
   wrote, so the only barriers are those of the reductions.
 * columns and segments (``_across``): neighbouring threads take neighbouring results, and several
-  share what is reduced for each.
+  share what is reduced for each. Of many features (``_features``) a thread takes a packet.
 
 Threads combine by shuffles, then warps in order, so equal inputs give equal bits. Few long rows (or
 columns) are cut into chunks: each pass is then a launch, and the next combines the chunks in order.
@@ -16,6 +16,7 @@ from __future__ import annotations
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph.codegen._across import Columns, Segments
 from rtxarr.polygraph.codegen._dialects import Dialect
+from rtxarr.polygraph.codegen._features import Features
 from rtxarr.polygraph.codegen._rows import Rows
 from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel
 from rtxarr.polygraph.codegen._writer import Entry, Writer
@@ -38,7 +39,10 @@ def generate(
     shared_limit : int, bytes
         What a block can have of shared memory.
     """
-    return _WRITERS[loops.kind](loops, dialect, strict, shared_limit).run()
+    writer = _WRITERS[loops.kind]
+    if writer is Segments and loops.features >= 4:
+        writer = Features
+    return writer(loops, dialect, strict, shared_limit).run()
 
 
 class Map(Writer):
@@ -64,4 +68,9 @@ class Map(Writer):
         return self.finish([Entry("map", out, (grid, 1), (threads, 1), 0, arguments, threads)])
 
 
-_WRITERS = {"map": Map, "rows": Rows, "columns": Columns, "segments": Segments}
+_WRITERS: dict[str, type[Writer]] = {
+    "map": Map,
+    "rows": Rows,
+    "columns": Columns,
+    "segments": Segments,
+}
