@@ -245,6 +245,8 @@ class _Launcher:
             lines.append("stream = current_stream().ptr")
         stream = "stream" if len(kernel.launches) > 1 else "current_stream().ptr"
         for i, launch in enumerate(kernel.launches):
+            if 0 in launch.grid:  # of no elements; the driver wants one block at least
+                continue
             shape = ", ".join(map(str, (*launch.grid, 1, *launch.block, 1, launch.shared)))
             lines.append(f"start(call.handles[{i}], {shape}, {stream}, call.lists[{i}], 0)")
         return "\n    ".join(lines) + "\n"

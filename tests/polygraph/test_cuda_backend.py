@@ -190,6 +190,15 @@ def test_another_device_gets_its_own_machine_code():
 
 
 @needs_compiler
+def test_nothing_is_started_for_no_elements():
+    backend = FakeBackend()
+    x = ir.input_node(0, "float64", (0, 3))
+    program = Program(ir.Graph([x], [ir.reshape(x, (3, 0))]), backend)
+    (got,) = run(program, [np.empty((0, 3))])
+    assert got.shape == (3, 0) and not backend.gpu.started
+
+
+@needs_compiler
 def test_changed_text_is_built():
     backend = FakeBackend()
     x = ir.input_node(0, "float64", (3,))

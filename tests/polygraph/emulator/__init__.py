@@ -300,7 +300,7 @@ def _write(loops, arrays, contents):
         for block, content in zip(memory.blocks, contents, strict=True):
             ctypes.memmove(block[2], content.ctypes.data, content.size)
         for i, (b, x) in enumerate(zip(loops.buffers, arrays, strict=True)):
-            if b.is_output:
+            if b.is_output and x.size:
                 kind = ctypes.c_ubyte * max(x.nbytes, 1)
                 low, high = np.lib.array_utils.byte_bounds(x) if x.size else (0, 0)
                 block, _ = memory.places[i]
