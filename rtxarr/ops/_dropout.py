@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from rtxarr._device import device_of, namespace
+from rtxarr._override import tracing
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import result_type
@@ -48,7 +49,9 @@ def dropout(x, rate: float, /, *, generator=None):
     if kernels.fits(data):
         return _dropout_add(x, None, None, place=source.dropout_place(data.size), rate=float(rate))
     kept = source.dropout_mask(data.shape, rate, device=drawing_device(data))
-    return _dropout(x, namespace(data).asarray(kept), rate=float(rate))
+    if tracing() is None:  # a generator makes arrays of NumPy, or CuPy
+        kept = namespace(data).asarray(kept)
+    return _dropout(x, kept, rate=float(rate))
 
 
 @differentiable(elementwise=True)
