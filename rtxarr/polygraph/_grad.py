@@ -81,18 +81,14 @@ class Differentiable:
         names["done"] = self._done
         exec(compile(self.text, "<fused call>", "exec"), names)
         self.run: Callable = names["run"]
+        self._drawn = threading.local()
         if backward.draws:
-            self.run = self._run_with_draws
-            self._plain_run: Callable = names["run"]
-        self._log: Any = None
+            self._plain_run, self.run = self.run, self._run_with_draws
 
     def _run_with_draws(self, leaves: Sequence[Any]) -> Any:
         with random.record_draws() as log:
-            out = self._plain_run(leaves)
-        for x in flatten(out)[0]:
-            if isinstance(x, Tensor) and type(x.node) is Node and x.node.plan is self.plan:
-                x.node.saved[2].draws = log
-        return out
+            self._drawn.log = log
+            return self._plain_run(leaves)
 
     def _done(
         self, leaves: Sequence[Any], roots: Sequence[Any], inputs: Sequence[Any], made: list
@@ -113,7 +109,7 @@ class Differentiable:
                     guards.append((store_of(tensor), tensor.store[0]))
             kept = [roots[i] for i in backward.kept_places]
             arrays = [*map(_contiguous, kept), *(inputs[i] for i in backward.used_inputs)]
-            call = _Call(leaves, edges)
+            call = _Call(leaves, edges, getattr(self._drawn, "log", None))
             first = inputs[backward.numbers[0]]
             node = Node(self.plan, edges, (arrays, first, call), guards)
             results = [made[i] for i in backward.places]
@@ -143,11 +139,11 @@ class _Call:
 
     __slots__ = ("leaves", "edges", "draws")
 
-    def __init__(self, leaves: Sequence[Any], edges: list) -> None:
+    def __init__(self, leaves: Sequence[Any], edges: list, draws: Any) -> None:
         # Raw data only: holding the tensors would keep the graph before this call alive.
         self.leaves = [(x.data,) if isinstance(x, Tensor) else x for x in leaves]
         self.edges = edges
-        self.draws: Any = None
+        self.draws = draws
 
 
 class _Op:
@@ -353,9 +349,7 @@ class _Backward:
                 x = make_tensor(x[0], node, slot, None)
             leaves.append(x)
         if self._second is None:
-            function = functools.partial(
-                pull, self._fused._function, self.places, self.originals
-            )
+            function = functools.partial(pull, self._fused._function, self.places, self.originals)
             self._second = self._fused.of(function, f"gradient of {self._fused.name}")
         args, kwargs = unflatten(self._structure, leaves)
         if call.draws is None:
@@ -441,6 +435,7 @@ class _BackwardProgram:
 
     def __init__(self, program: Any, graph: _ir.Graph, places: list) -> None:
         self.graph = graph
+        self.program = program
         self._run = getattr(program, "run", program)
         self._places = places
         explain = getattr(program, "explain", None)

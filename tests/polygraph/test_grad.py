@@ -253,3 +253,18 @@ def test_what_is_kept_is_little():
     ((program,),) = fused._programs.values()
     assert program._backward.kept == []
     assert "backward:" in fused.explain()
+
+
+def test_second_derivatives_draw_the_numbers_of_the_first_pass():
+    def f(generator, x):
+        return rx.sum(rx.dropout(x * x * x, 0.5, generator=generator))
+
+    def norm(function, x):
+        generator = rx.random.Generator(5)
+        g = rx.grad(lambda x: rx.sum(rx.grad(lambda x: function(generator, x))(x) ** 2))(x)
+        return g, generator.state_dict()["offset"]
+
+    x = array(50)
+    want = norm(f, x)
+    got = norm(rx.fuse(f, backend="interpreter"), x)
+    assert_same(got, want)
