@@ -28,7 +28,6 @@ from rtxarr.polygraph._interpret import _RULES
 from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
 from rtxarr.polygraph._loops import Buffer, Loops
 from rtxarr.polygraph._program import Program, Step, eager_step
-from rtxarr.polygraph._record import own
 from rtxarr.polygraph._scalar import NAMES
 from rtxarr.polygraph._trace import Captured, ScalarSource, replay
 
@@ -243,6 +242,8 @@ class _Case:
             return f"p{k}"
         word = f"r[{source}]" if kind == "root" else f"x{source}"
         if o["apart"] is not None:
+            from rtxarr.polygraph._record import own
+
             names["own"] = functools.partial(own, xp)
             others = [f"r[{i}]" if where == "r" else f"x{i}" for where, i in o["apart"]]
             word = f"own({', '.join([word, *others])})"

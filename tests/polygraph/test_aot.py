@@ -647,3 +647,25 @@ def test_arguments_are_checked():
         _aot._Cuda("strict", ["90"])
     with pytest.raises(ValueError, match="architectures must not be empty"):
         _aot._Cuda("strict", [])
+
+
+# ------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["softmax", "norm", "chain", "argmax", "numbers", "in place"])
+def test_results_on_a_gpu(name, tmp_path):
+    cupy = pytest.importorskip("cupy")
+    function, args = CASES[name]
+    args = [cupy.asarray(x) if isinstance(x, np.ndarray) else x for x in args]
+    options = {"architectures": [f"sm_{cupy.cuda.Device().compute_capability}"]}
+    fused, loaded = roundtrip(function, tuple(args), tmp_path / "f", "cuda", **options)
+    ours, theirs = ([x.copy() if hasattr(x, "copy") else x for x in args] for _ in range(2))
+    got, want = loaded(*ours), fused(*theirs)
+    for a, b in zip((*_flat(got), *_flat(ours)), (*_flat(want), *_flat(theirs)), strict=True):
+        assert type(a) is type(b)
+        same(*map(cupy.asnumpy, (a, b)))
+
+
+def _flat(x):
+    return x if isinstance(x, (tuple, list)) else [x]

@@ -475,3 +475,27 @@ def test_nothing_is_compared_in_a_capture(monkeypatch):
     monkeypatch.setattr(_replay, "recorder", lambda: object())
     assert np.array_equal(fused(x), want)
     assert done.n_checked == 0
+
+
+@pytest.mark.gpu
+def test_captured_step_takes_the_new_kernel_on_a_gpu():
+    cupy = pytest.importorskip("cupy")
+    fused = fuse(lambda x: rx.tanh(x) * 2)
+    step = rx.capture(lambda x: fused(x))
+    x = cupy.linspace(-1, 1, 1000, dtype="float32")
+    for _ in range(3):
+        want = step(x)
+    n = step.n_captures
+    (slot,) = slots_of(fused)
+    text = slot.program.backend.source(slot.loops)
+    with pytest.raises(Refused, match="it gives"):
+        patch(fused, "kernel0", text.replace("tanhf(", "sinhf("), calls=[(x,)], max_slowdown=None)
+    done = patch(fused, "kernel0", f"{text}\n// again\n", calls=[(x,)], canary=20, check_every=2)
+    for _ in range(25):
+        assert bool((fused(x) == want).all())
+    assert done.state == "live"
+    assert bool((step(x) == want).all())
+    assert step.n_captures == n + 1
+    done.rollback()
+    assert bool((step(x) == want).all())
+    assert step.n_captures == n + 2
