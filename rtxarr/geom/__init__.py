@@ -31,7 +31,7 @@ from rtxarr.geom._inference import LocalExchange, PartitionedGraph, Shard, infer
 from rtxarr.geom._jumping import JumpingKnowledge
 from rtxarr.geom._layer import load_arrays
 from rtxarr.geom._links import LinkSample, LinkSampler, negative_destinations
-from rtxarr.geom._loader import NeighborLoader
+from rtxarr.geom._loader import HeteroNeighborLoader, LinkLoader, NeighborLoader
 from rtxarr.geom._message_passing import MessagePassing
 from rtxarr.geom._metrics import auc, average_precision, hits_at_k, mrr
 from rtxarr.geom._norms import GraphLayerNorm, GraphNorm, InstanceNorm, PairNorm
@@ -125,11 +125,13 @@ __all__ = [
     "GraphSet",
     "HeteroConv",
     "HeteroGraph",
+    "HeteroNeighborLoader",
     "HeteroNeighborSampler",
     "HeteroSample",
     "InstanceNorm",
     "JumpingKnowledge",
     "LaborSampler",
+    "LinkLoader",
     "LinkSample",
     "LinkSampler",
     "LinkSplit",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,20 +10,97 @@ import numpy as np
 from rtxarr import _device
 from rtxarr.autograd._tape import raw
 from rtxarr.data import DataLoader
-from rtxarr.geom._sampling import Sample, _HopSampler, check_nodes, on_host
+from rtxarr.geom._graph import plain
+from rtxarr.geom._hetero_sampling import HeteroNeighborSampler
+from rtxarr.geom._links import LinkSampler, _check_edges
+from rtxarr.geom._sampling import _HopSampler, check_nodes, on_host
+from rtxarr.geom._temporal import TemporalSampler
 
-__all__ = ["NeighborLoader"]
+__all__ = ["HeteroNeighborLoader", "LinkLoader", "NeighborLoader"]
 
 
-class NeighborLoader(DataLoader):
+class _SampleLoader(DataLoader):
+    """Goes through items in batches, samples around each, and gathers rows of arrays."""
+
+    _items: str
+    _batch: Callable[[Any, int], Any]
+
+    def __init__(self, sampler, items, batch_size, device, pin, options):
+        super().__init__(items, batch_size, device=device, **options)
+        self.sampler = sampler
+        self._pin = pin and _device.is_device_array(items)
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        return f"{kind}({self.sampler!r}, {self.n_samples} {self._items}, {self.batch_size})"
+
+    def _make(self, job: tuple[int, np.ndarray]) -> tuple[int, Any]:
+        """Make a batch; the loader's loop, order and state are those of DataLoader."""
+        epoch, indices = job
+        with self.device:
+            xp = _device.namespace(self.dataset)
+            return len(indices), self._batch(xp.asarray(indices), epoch)
+
+    def _held(self, name, arrays, n, what="node"):
+        """Check arrays with a row for each node, or each edge, and put them where they are read."""
+        arrays = {key: raw(x) for key, x in (arrays or {}).items()}
+        for key, x in arrays.items():
+            if not _device.is_array(x) or x.ndim < 1 or x.shape[0] != n:
+                raise ValueError(
+                    f"{name}[{key!r}] must be an array with a row for each of {n} {what}s, got "
+                    f"{getattr(x, 'shape', type(x).__name__)}"
+                )
+        return {key: self._put(x) if self._pin else x for key, x in arrays.items()}
+
+    def _put(self, x):
+        """Give an array of the host as one of the GPU, in page-locked memory."""
+        if _device.is_device_array(x) or x.size == 0:
+            return _device.to_device(x, self.device)
+        pinned = _device.empty_pinned(x.shape, x.dtype)
+        pinned[...] = x
+        return _device.mapped(pinned, self.device)
+
+    def _gather(self, arrays, rows):
+        found, there = {}, None
+        for name, x in arrays.items():
+            place = rows
+            if not _device.is_device_array(x) and _device.is_device_array(rows):
+                # These stay in the host's memory, which is told once which rows are wanted.
+                there = np.asarray(on_host(rows)) if there is None else there
+                place = there
+            gathered = _device.namespace(x).take(x, place, axis=0)
+            found[name] = _device.to_device(gathered, self.device)
+        return found
+
+
+def _chosen(seeds, graph, name="seeds", n_nodes=None):
+    """Give seeds, also of a mask, as numbers where the graph is."""
+    n = graph.n_nodes if n_nodes is None else n_nodes
+    if _device.is_array(seeds) and seeds.dtype == np.bool:
+        if seeds.shape != (n,):
+            raise ValueError(
+                f"{name} must have an entry for each of {n} nodes, got shape {seeds.shape}"
+            )
+        (seeds,) = _device.namespace(seeds).nonzero(seeds)
+    return check_nodes(name, seeds, graph, n_nodes=n)
+
+
+def _require_different(nodes, targets, names="nodes and targets"):
+    if both := nodes.keys() & targets.keys():
+        raise ValueError(f"{names} must have different names, got {sorted(both)}")
+
+
+class NeighborLoader(_SampleLoader):
     """Go through seeds in batches, sampling around each and gathering what belongs to the nodes.
 
     Parameters
     ----------
-    sampler : NeighborSampler or LaborSampler
+    sampler : NeighborSampler, LaborSampler or TemporalSampler
     seeds : array of int, shape (n_seeds,), or of bool, shape (n_nodes,)
         The nodes to train on.
     batch_size : int
+    times : array of numbers, shape (n_seeds,), for a TemporalSampler alone
+        The moment of each seed.
     nodes : mapping of str to array, optional
         Gathered for all nodes of a sample: arrays with a row for each node of the graph, in the
         host's memory or on the GPU. The graph's own ``nodes`` by default.
@@ -59,12 +136,15 @@ class NeighborLoader(DataLoader):
     [2 3] [2 3] [3. 0.]
     """
 
+    _items = "seeds"
+
     def __init__(
         self,
-        sampler: _HopSampler,
+        sampler: _HopSampler | TemporalSampler,
         seeds: Any,
         batch_size: int,
         *,
+        times: Any = None,
         nodes: Mapping[str, Any] | None = None,
         targets: Mapping[str, Any] | None = None,
         pin: bool = False,
@@ -74,73 +154,193 @@ class NeighborLoader(DataLoader):
         prefetch: int = 2,
     ):
         graph = sampler.graph
-        if _device.is_array(seeds) and seeds.dtype == np.bool:
-            if seeds.shape != (graph.n_nodes,):
-                raise ValueError(
-                    f"seeds must have an entry for each of {graph.n_nodes} nodes, got shape "
-                    f"{seeds.shape}"
-                )
-            (seeds,) = _device.namespace(seeds).nonzero(seeds)
-        seeds = check_nodes("seeds", seeds, graph)
-        super().__init__(
-            seeds,
-            batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            device=graph.device,
-            prefetch=prefetch,
-        )
-        self.sampler = sampler
-        self.nodes = _rows("nodes", graph.nodes if nodes is None else nodes, graph.n_nodes)
-        self.targets = _rows("targets", targets or {}, graph.n_nodes)
-        if pin and _device.is_device_array(graph.indptr):
-            self.nodes, self.targets = (
-                {name: _pinned(x, graph.device) for name, x in arrays.items()}
-                for arrays in (self.nodes, self.targets)
-            )
-        if both := self.nodes.keys() & self.targets.keys():
-            raise ValueError(f"nodes and targets must have different names, got {sorted(both)}")
-
-    def __repr__(self) -> str:
-        return f"NeighborLoader({self.sampler!r}, {self.n_samples} seeds, {self.batch_size})"
-
-    def _make(self, job: tuple[int, np.ndarray]) -> tuple[int, Any]:
-        """Make a batch; the loader's loop, order and state are those of DataLoader."""
-        epoch, indices = job
-        with self.device:
-            xp = _device.namespace(self.dataset)
-            seeds = xp.take(self.dataset, xp.asarray(indices))
-            sample = self.sampler(seeds, epoch=epoch)
-            return len(indices), (sample, self._gather(sample))
-
-    def _gather(self, sample: Sample) -> dict[str, Any]:
-        wanted = [(name, x, sample.nodes) for name, x in self.nodes.items()]
-        wanted += [(name, x, sample.seeds) for name, x in self.targets.items()]
-        found = {}
-        for name, x, nodes in wanted:
-            if not _device.is_device_array(x) and _device.is_device_array(nodes):
-                nodes = np.asarray(on_host(nodes))  # the features stay in the host's memory
-            rows = _device.namespace(x).take(x, nodes, axis=0)
-            found[name] = _device.to_device(rows, self.device)
-        return found
-
-
-def _pinned(x, device):
-    """Give an array of the host as one of the GPU, in page-locked memory."""
-    if _device.is_device_array(x) or x.size == 0:
-        return _device.to_device(x, device)
-    pinned = _device.empty_pinned(x.shape, x.dtype)
-    pinned[...] = x
-    return _device.mapped(pinned, device)
-
-
-def _rows(name, arrays, n_nodes):
-    arrays = {key: raw(x) for key, x in arrays.items()}
-    for key, x in arrays.items():
-        if not _device.is_array(x) or x.ndim < 1 or x.shape[0] != n_nodes:
+        options = {
+            "shuffle": shuffle, "seed": seed, "drop_last": drop_last, "prefetch": prefetch,
+        }  # fmt: skip
+        seeds = _chosen(seeds, graph)
+        super().__init__(sampler, seeds, batch_size, graph.device, pin, options)
+        if isinstance(sampler, TemporalSampler) != (times is not None):
             raise ValueError(
-                f"{name}[{key!r}] must be an array with a row for each of {n_nodes} nodes, got "
-                f"{getattr(x, 'shape', type(x).__name__)}"
+                "times must be given for a TemporalSampler, and for no other sampler, got "
+                f"{sampler!r} and {'none' if times is None else 'some'}"
             )
-    return arrays
+        self.times = None
+        if times is not None:
+            times = plain(raw(times))
+            if not _device.is_array(times) or times.shape != seeds.shape:
+                got = getattr(times, "shape", type(times).__name__)
+                raise ValueError(f"times must have shape {seeds.shape}, one a seed, got {got}")
+            self.times = _device.to_device(times, graph.device)
+        self.nodes = self._held("nodes", graph.nodes if nodes is None else nodes, graph.n_nodes)
+        self.targets = self._held("targets", targets, graph.n_nodes)
+        _require_different(self.nodes, self.targets)
+
+    def _batch(self, indices, epoch):
+        take = _device.namespace(self.dataset).take
+        seeds = take(self.dataset, indices)
+        more = () if self.times is None else (take(self.times, indices),)
+        sample = self.sampler(seeds, *more, epoch=epoch)
+        found = self._gather(self.nodes, sample.nodes) | self._gather(self.targets, seeds)
+        return sample, found
+
+
+class LinkLoader(_SampleLoader):
+    """Go through edges in batches, with pairs that are none, sampling around the ends of all.
+
+    Parameters
+    ----------
+    sampler : LinkSampler
+    edges : array of int, shape (n_edges,), or of bool, shape (sampler.graph.n_edges,)
+        The numbers of the edges to train on.
+    batch_size : int
+        Edges of a batch.
+    nodes : mapping of str to array, optional
+        Gathered for all nodes of a sample; see :class:`NeighborLoader`. The own ``nodes`` of the
+        graph that is sampled from by default.
+    links : mapping of str to array, optional
+        Gathered for the edges of a batch, the pairs that are none left out: arrays with a row for
+        each edge of ``sampler.graph``.
+    pin, shuffle, seed, drop_last, prefetch
+        As of :class:`NeighborLoader`.
+
+    Notes
+    -----
+    Gives ``(sample, arrays)``: a :class:`LinkSample`, and a dict with the gathered arrays.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> graph = geom.Graph.from_edges(np.array([0, 0, 2]), np.array([1, 2, 3]), n_nodes=5)
+    >>> sampler = geom.LinkSampler(geom.NeighborSampler(graph, [-1]))
+    >>> loader = geom.LinkLoader(
+    ...     sampler, np.array([2, 0]), 1, nodes={"x": np.arange(5.0)}, shuffle=False
+    ... )
+    >>> for sample, arrays in loader:  # the edge, and its source with another node
+    ...     print(arrays["x"][sample.src], arrays["x"][sample.dst][:1], sample.labels)
+    [2. 2.] [3.] [1. 0.]
+    [0. 0.] [1.] [1. 0.]
+    """
+
+    _items = "edges"
+
+    def __init__(
+        self,
+        sampler: LinkSampler,
+        edges: Any,
+        batch_size: int,
+        *,
+        nodes: Mapping[str, Any] | None = None,
+        links: Mapping[str, Any] | None = None,
+        pin: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        prefetch: int = 2,
+    ):
+        graph, around = sampler.graph, sampler.sampler.graph
+        options = {
+            "shuffle": shuffle, "seed": seed, "drop_last": drop_last, "prefetch": prefetch,
+        }  # fmt: skip
+        if _device.is_array(edges) and edges.dtype == np.bool:
+            if edges.shape != (graph.n_edges,):
+                raise ValueError(
+                    f"edges must have an entry for each of {graph.n_edges} edges, got shape "
+                    f"{edges.shape}"
+                )
+            (edges,) = _device.namespace(edges).nonzero(edges)
+        edges = _check_edges(edges, graph)
+        super().__init__(sampler, edges, batch_size, graph.device, pin, options)
+        self.nodes = self._held("nodes", around.nodes if nodes is None else nodes, graph.n_nodes)
+        self.links = self._held("links", links, graph.n_edges, "edge")
+        _require_different(self.nodes, self.links, "nodes and links")
+
+    def _batch(self, indices, epoch):
+        edges = _device.namespace(self.dataset).take(self.dataset, indices)
+        sample = self.sampler(edges, epoch=epoch)
+        found = self._gather(self.nodes, sample.sample.nodes) | self._gather(self.links, edges)
+        return sample, found
+
+
+class HeteroNeighborLoader(_SampleLoader):
+    """Go through seeds of one kind in batches, sampling over several kinds of nodes and edges.
+
+    Parameters
+    ----------
+    sampler : HeteroNeighborSampler
+    kind : str
+        Of the seeds.
+    seeds : array of int, shape (n_seeds,), or of bool, shape (n_nodes,)
+    batch_size : int
+    nodes : mapping of str to mapping of str to array, optional
+        For kinds of nodes, arrays gathered for all nodes of that kind of a sample; see
+        :class:`NeighborLoader`. The graph's own ``nodes`` by default.
+    targets : mapping of str to array, optional
+        Gathered for the seeds alone.
+    pin, shuffle, seed, drop_last, prefetch
+        As of :class:`NeighborLoader`.
+
+    Notes
+    -----
+    Gives ``(sample, arrays, targets)``: a :class:`HeteroSample`, the gathered arrays by kind and
+    name, and those of the seeds by name.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rtxarr import geom
+    >>> graph = geom.HeteroGraph.from_edges(
+    ...     {("author", "writes", "paper"): (np.array([0, 1, 1]), np.array([0, 0, 1]))},
+    ...     n_nodes={"author": 2, "paper": 2},
+    ...     nodes={"author": {"age": np.array([30, 50])}},
+    ... )
+    >>> sampler = geom.HeteroNeighborSampler(graph, [-1])
+    >>> loader = geom.HeteroNeighborLoader(
+    ...     sampler, "paper", np.arange(2), 1, targets={"y": np.array([7, 8])}, shuffle=False
+    ... )
+    >>> for sample, arrays, targets in loader:
+    ...     print(sample.nodes["author"], arrays["author"]["age"], targets["y"])
+    [0 1] [30 50] [7]
+    [1] [50] [8]
+    """
+
+    _items = "seeds"
+
+    def __init__(
+        self,
+        sampler: HeteroNeighborSampler,
+        kind: str,
+        seeds: Any,
+        batch_size: int,
+        *,
+        nodes: Mapping[str, Mapping[str, Any]] | None = None,
+        targets: Mapping[str, Any] | None = None,
+        pin: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        prefetch: int = 2,
+    ):
+        graph, counts = sampler.graph, sampler.graph.n_nodes
+        options = {
+            "shuffle": shuffle, "seed": seed, "drop_last": drop_last, "prefetch": prefetch,
+        }  # fmt: skip
+        nodes = graph.nodes if nodes is None else nodes
+        for name in (kind, *nodes):
+            if name not in counts:
+                raise ValueError(f"kinds must be of {', '.join(counts)}, got {name!r}")
+        some = next(iter(graph.graphs.values()))
+        seeds = _chosen(seeds, some, n_nodes=counts[kind])
+        super().__init__(sampler, seeds, batch_size, some.device, pin, options)
+        self.kind = kind
+        self.nodes = {
+            name: self._held(f"nodes[{name!r}]", arrays, counts[name])
+            for name, arrays in nodes.items()
+        }
+        self.targets = self._held("targets", targets, counts[kind])
+
+    def _batch(self, indices, epoch):
+        seeds = _device.namespace(self.dataset).take(self.dataset, indices)
+        sample = self.sampler({self.kind: seeds}, epoch=epoch)
+        found = {name: self._gather(x, sample.nodes[name]) for name, x in self.nodes.items()}
+        return sample, found, self._gather(self.targets, seeds)

@@ -103,6 +103,26 @@ def test_loaders(graph, features):
         equal(a, b)
 
 
+@pytest.mark.parametrize("pin", [False, True])
+def test_loaders_of_links_and_kinds(graph, pin):
+    x, w = (np.random.default_rng(3).random((n, 6), np.float32) for n in (3000, 40_000))
+    edges = np.arange(0, 40_000, 37)
+    relation = ("a", "r", "a")
+    found = []
+    for device in (GPU, "cpu"):
+        there = graph.to_device(device)
+        sampler = geom.LinkSampler(geom.NeighborSampler(there, [4]), n_negatives=2)
+        given = _device.to_device(edges, device)
+        one = geom.LinkLoader(sampler, given, 128, nodes={"x": x}, links={"w": w}, pin=pin)
+        hetero = geom.HeteroGraph({relation: there}, {"a": 3000})
+        sampler = geom.HeteroNeighborSampler(hetero, [4, 3])
+        two = geom.HeteroNeighborLoader(
+            sampler, "a", given % 3000, 128, nodes={"a": {"x": x}}, targets={"y": x}, pin=pin
+        )
+        found.append(([*one], [(s.nodes, s.edge_ids, *more) for s, *more in two]))
+    equal(*found)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("n_axes", [1, 2, 3, 8])
 def test_points(dtype, n_axes):
