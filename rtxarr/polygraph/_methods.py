@@ -147,12 +147,32 @@ def _reduction(name: str) -> Any:
     function = getattr(namespace, name)
 
     def method(self, axis=None, dtype=None, out=None, keepdims=False, **options):
+        if options:  # where, initial
+            options |= {"axis": axis, "dtype": dtype, "out": out, "keepdims": keepdims}
+            return _by_ufunc(name, self, options)
         if dtype is not None:
             options["dtype"] = dtype
         result = function(self, axis=axis, keepdims=bool(keepdims), **options)
         return result if out is None else store(as_array(out), result)
 
     return method
+
+
+def _by_ufunc(name: str, x: Tracer, options: dict) -> Any:
+    ufunc = _UFUNCS.get(name)
+    if ufunc is None:
+        raise concretization(f"{name}() with {', '.join(options)}")
+    return _protocols.array_ufunc(ufunc, "reduce", (x,), options)
+
+
+_UFUNCS = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "all": np.logical_and,
+    "any": np.logical_or,
+}
 
 
 def _argument(name: str) -> Any:
@@ -180,7 +200,10 @@ def _spread(name: str) -> Any:
 def _logical(name: str) -> Any:
     function = getattr(namespace, name)
 
-    def method(self, axis=None, out=None, keepdims=False):
+    def method(self, axis=None, out=None, keepdims=False, **options):
+        if options:
+            options |= {"axis": axis, "out": out, "keepdims": keepdims}
+            return _by_ufunc(name, self, options)
         result = function(self, axis=axis, keepdims=bool(keepdims))
         return result if out is None else store(as_array(out), result)
 
