@@ -72,8 +72,13 @@ def fuse(
     ``f`` runs once for each kind of arguments (dtypes, shapes, strides, and objects that are no
     arrays) on arrays that note what is done with them. Python floats and ints may vary without
     another run: what ``f`` decides by them is checked at each call. Arrays and numbers that ``f``
-    finds in global names, closures and modules are read anew. Python side effects, such as prints
-    and lists appended to, happen in that one run alone. Indices in arrays are not checked.
+    finds in global names, closures and modules are read anew; but what it computes of NumPy arrays
+    alone that are attributes of objects, it computes in that one run. So do Python side effects,
+    such as prints and lists appended to, happen there alone. Indices in arrays are not checked.
+
+    Where a Tensor among the arguments, or one that ``f`` finds, needs a gradient, the function is
+    one operation on the tape. Its backward pass is traced and fused too, and gives the bits that
+    the tape gives for ``f`` wherever the forward pass does; so do higher derivatives.
 
     Examples
     --------
