@@ -6,6 +6,7 @@ What is read is taken to be anyone's: each reader takes what its writer gives an
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import re
 from collections.abc import Callable
@@ -47,12 +48,15 @@ def encode(x: Any) -> Any:
         return {"bytes": x.hex()}
     if isinstance(x, np.dtype) and x.isnative:
         return {"dtype": x.name}
-    if isinstance(x, (tuple, list)):
+    if type(x) in (tuple, list):
         return [encode(v) for v in x]
     if isinstance(x, slice):
         return {"slice": [encode(v) for v in (x.start, x.stop, x.step)]}
     if x is Ellipsis:
         return {"ellipsis": True}
+    if _is_record(type(x)):
+        names = _fields(type(x))
+        return {"record": [_name(type(x)), [encode(getattr(x, name)) for name in names]]}
     if callable(x):
         return {"function": function_name(x)}
     raise NotSaved(f"a {type(x).__name__} cannot be saved: {x!r}")
@@ -81,9 +85,28 @@ def decode(x: Any) -> Any:
         return slice(*map(decode, value))
     if kind == "ellipsis":
         return Ellipsis
+    if kind == "record":
+        made = function_of(value[0])
+        if not _is_record(made):
+            raise ValueError(f"not a record: {value[0]!r}")
+        return made(*decode(value[1]))
     if kind == "function":
         return function_of(value)
     raise ValueError(f"not a value: {x!r}")
+
+
+def _is_record(kind: Any) -> bool:
+    """Tell whether a type of this library holds named values and nothing else."""
+    if not isinstance(kind, type) or not f"{kind.__module__}.".startswith(_PACKAGES):
+        return False
+    frozen = dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore
+    return frozen or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+
+
+def _fields(kind: Any) -> tuple[str, ...]:
+    if dataclasses.is_dataclass(kind):
+        return tuple(f.name for f in dataclasses.fields(kind))
+    return kind._fields
 
 
 def dtype_of(name: Any) -> np.dtype:
@@ -111,12 +134,19 @@ def index_of(x: Any, n: int) -> int:
 # ---------------------------------------------------------------------------------- functions
 
 
+def _name(f: Any) -> str:
+    return f"{getattr(f, '__module__', '')}:{getattr(f, '__qualname__', '')}"
+
+
 def function_name(f: Callable) -> str:
     """Return the name by which another process finds a function of this library."""
-    name = f"{getattr(f, '__module__', '')}:{getattr(f, '__qualname__', '')}"
+    name = _name(f)
     try:
-        if function_of(name) is f:
-            return name
+        found: Any = function_of(name)
+        while found is not None:  # decorators may stand around it
+            if found is f:
+                return name
+            found = getattr(found, "__wrapped__", None)
     except (ValueError, ImportError, AttributeError):
         pass
     raise NotSaved(f"a program that calls {name.replace(':', '.')} cannot be saved")
@@ -133,13 +163,18 @@ def function_of(name: str) -> Callable:
     return found
 
 
-def check_call(function: Callable, options: tuple) -> None:
-    """See that a call by a name in its options is of a function of arrays."""
+def check_call(function: Any, options: tuple) -> None:
+    """See that a call is of one of the library's functions of arrays."""
+    inner = getattr(function, "function", function)  # it may come with some of its arguments
     name = dict(options).get("name")
-    if function.__name__ == "library" and not _LIBRARY.fullmatch(str(name)):
-        raise ValueError(f"not a function of arrays: {name!r}")
-    if function.__name__ == "ufunc_call" and not isinstance(getattr(np, str(name), None), np.ufunc):
-        raise ValueError(f"not a function of numbers: {name!r}")
+    if _name(inner) == "rtxarr.polygraph._namespace:library":
+        good = _LIBRARY.fullmatch(str(name)) is not None
+    elif _name(inner) == "rtxarr.polygraph._elementwise:ufunc_call":
+        good = isinstance(getattr(np, str(name), None), np.ufunc)
+    else:
+        good = _name(inner) == "rtxarr.polygraph._indexing:put" or hasattr(inner, "__wrapped__")
+    if not good:
+        raise ValueError(f"not a function of arrays: {_name(inner)} {name or ''}")
 
 
 # --------------------------------------------------------------------------------- containers

@@ -263,6 +263,47 @@ def test_parameters_are_saved_as_they_are(tmp_path):
     same(out.numpy(), before)
 
 
+def modules():
+    nn = rx.nn
+    conv = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4, activation="silu"))
+    return {
+        "layers": (nn.Sequential(nn.Linear(9, 5), nn.LayerNorm(5), nn.GELU()), (4, 9)),
+        "transformer": (nn.TransformerBlock(32, 4), (2, 6, 32)),
+        "convolution": (conv, (2, 3, 8, 8)),
+    }
+
+
+@targets
+@pytest.mark.parametrize("name", ["layers", "transformer", "convolution"])
+def test_modules(name, target, tmp_path):
+    module, shape = modules()[name]
+    module.eval()
+    x = some(*shape)
+    fused, loaded = roundtrip(fuse(lambda x: module(x) + 1), (x,), tmp_path / "f", target)
+    with rx.no_grad():
+        want = fused(x).numpy()
+        got = loaded(x).numpy()
+    assert not fused.reasons
+    if target == "cpu":
+        same(got, want)
+    else:
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@targets
+def test_graphs(target, tmp_path):
+    src, dst = np.asarray([0, 1, 2, 2]), np.asarray([1, 2, 0, 1])
+    graph = rx.geom.Graph.from_edges(src, dst, n_nodes=3)
+    layer = rx.geom.GCNConv(4, 2)
+    fused, loaded = roundtrip(
+        fuse(lambda x: layer(graph, x)), (some(3, 4),), tmp_path / "f", target
+    )
+    with rx.no_grad():
+        want = fused(some(3, 4)).numpy()
+    assert not fused.reasons
+    np.testing.assert_allclose(loaded(some(3, 4)).numpy(), want, rtol=1e-5)
+
+
 @targets
 def test_loaded_kernels_can_be_patched(target, tmp_path):
     _, loaded = roundtrip(faults.softmax, (some(4, 9),), tmp_path / "f", target)
@@ -427,6 +468,7 @@ def program(h):
     return next(c for c in h["programs"] if c["target"] == "numpy")["program"]
 
 
+LOAD = "rtxarr.polygraph._aot_load:load"
 LIBRARY = "rtxarr.polygraph._namespace:library"
 FORGERIES = {
     "operation": lambda h: program(h)["nodes"][-1].__setitem__(0, "system"),
@@ -435,6 +477,12 @@ FORGERIES = {
     ),
     "function of the library": lambda h: program(h)["nodes"][-1].__setitem__(
         slice(0, 3), ["call", [0], [{"function": LIBRARY}, [["name", "load"]], []]]
+    ),
+    "function of files": lambda h: program(h)["nodes"][-1].__setitem__(
+        slice(0, 3), ["call", [0], [{"function": LOAD}, [], []]]
+    ),
+    "record": lambda h: program(h)["nodes"][-1].__setitem__(
+        slice(0, 3), ["call", [0], [{"record": [LOAD, []]}, [], []]]
     ),
     "order": lambda h: program(h)["steps"].reverse(),
     "source": lambda h: program(h)["nodes"][-1].__setitem__(1, [10**6]),

@@ -280,6 +280,21 @@ def test_indices_keep_their_values():
     patch(fused, "kernel0", Reference(), calls=[(x, i)], **quick)
 
 
+def test_kernels_over_edges_keep_their_graph():
+    src, dst = np.asarray([0, 1, 2, 2, 3]), np.asarray([1, 2, 0, 1, 1])
+    graph = rx.geom.Graph.from_edges(src, dst, n_nodes=4)
+    layer = rx.geom.GCNConv(3, 2)
+    fused = fuse(lambda x: layer(graph, x), backend=Reference())
+    x = np.linspace(-1, 1, 12, dtype="float32").reshape(4, 3)
+    with rx.no_grad():
+        want = fused(x).numpy()
+        (slot,) = [s for s in slots_of(fused) if s.loops.kind == "segments"]
+        with pytest.raises(Refused):
+            patch(fused, slot.name, lambda *arrays: arrays[-1].fill(0), calls=[(x,)], **quick)
+        patch(fused, slot.name, Reference(), calls=[(x,)], **quick)
+        assert fused(x).numpy().tobytes() == want.tobytes()
+
+
 @pytest.mark.parametrize("take", [np.s_[::-1, ::2], np.s_[:, 1:5]], ids=["steps", "part"])
 def test_strides_of_inputs_are_kept(take):
     fused = fuse(lambda x: x * 3, backend=Reference())
