@@ -7,7 +7,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from rtxarr.polygraph._trace import (
     levels_outside,
     replay,
 )
+
+if TYPE_CHECKING:
+    from rtxarr.polygraph._explain import Explanation, Profile
 
 _MISS = object()  # what a program gives for a call that it does not hold for
 _EAGER = object()  # or that must run eagerly
@@ -296,14 +299,53 @@ class Fused:
 
     # ----------------------------------------------------------------------------- explaining
 
-    def explain(self) -> str:
-        """Return, for each program, its graph and how it is run, and why calls were not fused."""
-        lines = [repr(self)]
-        for programs in self._programs.values():
-            for program in programs:
-                lines += ["", program.explain()]
-        lines += [f"eager: {reason} ({n})" for reason, n in self.reasons.items()]
-        return "\n".join(lines)
+    def explain(self, *, source: bool = False, html: Any = None) -> Explanation:
+        """Return what the programs do: kernels, why results are kept in memory, bytes moved.
+
+        Parameters
+        ----------
+        source : bool, default False
+            With the generated text of each kernel.
+        html : path, optional
+            Also write a page there, with a picture of each graph and the generated texts.
+
+        Returns
+        -------
+        Explanation
+            A str, which ``to_html(path)`` writes as a page; ``programs`` has it in parts. The
+            times in it are of a copy of as many bytes, by the rate of a copy on this device.
+        """
+        from rtxarr.polygraph import _explain
+
+        return _explain.explain(self, source=source, html=html)
+
+    def profile(self, *args: Any, rounds: int = 20, html: Any = None, **kwargs: Any) -> Profile:
+        """Measure each step of the program for these arguments.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Of the function. It is called ``rounds + 4`` times: what it changes in place it changes
+            as often.
+        rounds : int, default 20
+        html : path, optional
+            Also write a page there, with a picture of the graph.
+
+        Returns
+        -------
+        Profile
+            A str: median and quartiles of each step's time, its share of the whole, bytes a
+            second. ``seconds`` has the times, ``to_html(path)`` writes a page. Of a function whose
+            gradient is recorded, the forward pass.
+
+        Raises
+        ------
+        ValueError
+            If the function is not fused for these arguments.
+        """
+        from rtxarr.polygraph import _explain
+
+        return _explain.profile(self, args, kwargs, rounds=rounds, html=html)
 
     def clear(self) -> None:
         """Forget all programs."""

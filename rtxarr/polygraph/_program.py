@@ -104,6 +104,12 @@ class Program:
         """Run on arrays (numbers for the graph's scalars); return the outputs."""
         return self.run(*inputs)
 
+    def explain(self) -> str:
+        """Return what the program does, step by step."""
+        from rtxarr.polygraph._explain import explain_program
+
+        return explain_program(self)
+
     # ------------------------------------------------------------------------------- making
 
     def _update_targets(self, groups: list[Group]) -> dict[Node, int]:
