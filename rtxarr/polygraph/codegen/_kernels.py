@@ -1,6 +1,7 @@
 """Loops to kernels: which thread runs what, what stays on chip.
 
-* map: a thread takes one tile of packets; all its loads come before its arithmetic.
+* map: a thread takes one tile of packets; all its loads come before its arithmetic. An array that
+  is read across, such as a transposed one, goes through shared memory (``_tiles``).
 * rows (``_rows``): 1 to 1024 threads share a row, short rows share a block. What a later pass needs
   of an earlier one stays in shared memory where the row fits; each thread reads there only what it
   wrote, so the only barriers are those of the reductions.
@@ -19,6 +20,7 @@ from rtxarr.polygraph.codegen._dialects import Dialect
 from rtxarr.polygraph.codegen._features import Features
 from rtxarr.polygraph.codegen._rows import Rows
 from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel
+from rtxarr.polygraph.codegen._tiles import Tiles, sides_of
 from rtxarr.polygraph.codegen._writer import Entry, Writer
 
 # Bytes of shared memory that a block may have; the least of the architectures with much of it.
@@ -42,6 +44,8 @@ def generate(
     writer = _WRITERS[loops.kind]
     if writer is Segments and loops.features >= 4:
         writer = Features
+    if sides_of(loops) is not None:
+        writer = Tiles
     return writer(loops, dialect, strict, shared_limit).run()
 
 

@@ -294,7 +294,7 @@ class Texts:
         if "shuffled" in names:
             complex_ = (("complex64", "c64"), ("complex128", "c128"))
             names |= {f"shuffled_{short}" for name, short in complex_ if name in types}
-        if self.divisors:
+        if "Divisor " in text:
             names.add("Divisor_wide" if self.wide else "Divisor")
         return tuple(sorted(names))
 

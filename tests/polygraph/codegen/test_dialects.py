@@ -31,6 +31,7 @@ NAMES = [
     "one long row",
     "long columns",
     "three passes of halves",
+    "float16 across (3, 33, 9)",
 ]
 
 

@@ -72,6 +72,14 @@ def of_a_part(x):
     return softmax(ir.slice_node(x, (1, 30), (1, -2), (4, 14)))
 
 
+def across(x, axes):
+    """Use an array with its axes in another order, and a counter that is in line."""
+    y = ir.permute(x, axes)
+    return ir.map_node(
+        "add", ir.map_node("square", y), ir.cast(ir.iota(y.shape, 0, "int64"), x.dtype)
+    )
+
+
 ROWS = [(1, 1), (5, 1), (7, 3), (300, 33), (9, 64), (6, 130), (5, 1027), (3, 3000), (40, 2051)]
 COLUMNS = [(1, 7), (3, 5), (64, 33), (100, 40), (777, 3), (1200, 65)]
 
@@ -96,6 +104,15 @@ def cases():
     yield "passes over columns", lambda x: with_gradient(x, (0,)), (317, 11), "float64"
     yield "passes over long columns", lambda x: with_gradient(x, (0,)), (5000, 3), "float64"
     yield "passes over two axes", lambda x: with_gradient(x, (0, 2)), (5, 6, 40), "float64"
+    for dtype, axes, shape in (
+        ("float32", (1, 0), (40, 70)),
+        ("float16", (0, 2, 1), (3, 33, 9)),
+        ("float64", (0, 2, 1), (2, 65, 64)),
+        ("complex64", (0, 3, 1, 2), (2, 5, 7, 12)),
+        ("int8", (0, 2, 3, 1), (2, 9, 5, 12)),
+        ("float32", (1, 0), (40, 5)),  # too narrow for tiles
+    ):
+        yield f"{dtype} across {shape}", lambda x, a=axes: across(x, a), shape, dtype
     yield "transposed", lambda x: softmax(ir.permute(x, (1, 0))), (40, 9), "float32"
     yield "a part", of_a_part, (6, 31), "float32"
 
@@ -143,6 +160,15 @@ def test_kernels(name):
     program = programs()[name, "on chip"]
     assert kernels(program)
     program(array(shape, dtype))
+
+
+def test_what_is_read_across_goes_through_tiles():
+    backend = EmulatorBackend()
+    for name in CASES:
+        if "across" in name:
+            (step,) = Program(graph_of(name), backend).steps
+            tiles = backend.generate(step.loops).launches[0].name.startswith("tiles")
+            assert tiles == (name != "float32 across (40, 5)")
 
 
 @pytest.mark.parametrize("name", CHIPLESS)
