@@ -16,6 +16,7 @@ from rtxarr.geom._sampling import (
     _HopSampler,
     _integer,
     like,
+    on_host,
     stream_of,
 )
 from rtxarr.geom._subgraph import iota
@@ -111,20 +112,55 @@ class LinkSampler:
         ValueError
             When a source has edges to all nodes.
         """
-        graph = self.graph
-        edges = _check_edges(edges, graph)
+        edges = _check_edges(edges, self.graph)
+        return self._sample(edges, [0, edges.shape[0]], epoch)[0]
+
+    def bulk(self, edges: Any, batch_size: int, *, epoch: int = 0) -> list[LinkSample]:
+        """Sample for many batches of edges in one go.
+
+        Parameters
+        ----------
+        edges : array of int, shape (n_positive,)
+        batch_size : int, at least 1
+            Edges of a batch; the last one may be smaller.
+        epoch : int, default 0
+
+        Returns
+        -------
+        list of LinkSample
+            Each as the sampler gives it for its batch alone.
+        """
+        edges, size = _check_edges(edges, self.graph), _integer("batch_size", batch_size, 1, 2**63)
+        n = edges.shape[0]
+        return self._sample(edges, [*range(0, n, size), n], epoch) if n else []
+
+    def _sample(self, edges, ptr, epoch):
+        graph, k = self.graph, self.n_negatives
         xp = _device.namespace(edges)
-        others = negative_destinations(graph, edges, self.n_negatives, seed=self.seed, epoch=epoch)
+        others = negative_destinations(graph, edges, k, seed=self.seed, epoch=epoch)
         src, dst = xp.take(graph.src, edges), xp.take(graph.dst, edges)
-        ends = xp.concat([src, xp.repeat(src, self.n_negatives), dst, xp.reshape(others, (-1,))])
-        none = like(edges, np.zeros(2, np.int64))
-        bounds = like(edges, np.array([0, ends.shape[0]]))
-        local, nodes, _ = sampling.renumber(ends[:0], none, ends, bounds, graph.n_dst)
-        n_pairs = ends.shape[0] // 2
-        labels = xp.zeros_like(local[:n_pairs], dtype=xp.float32)
-        labels[: edges.shape[0]] = 1
-        sample = self.sampler(nodes, epoch=epoch)
-        return LinkSample(sample, local[:n_pairs], local[n_pairs:], labels)
+        # For each batch the sources of all its pairs and then where these lead.
+        n = edges.shape[0]
+        order = []
+        for first, last in zip(ptr[:-1], ptr[1:], strict=True):
+            batch = np.arange(first, last)
+            order += [batch, np.repeat(batch, k), n + batch, 2 * n + np.arange(first * k, last * k)]
+        all_ends = xp.concat([src, dst, xp.reshape(others, (-1,))])
+        ends = xp.take(all_ends, like(edges, np.concatenate(order)))
+        bounds = 2 * (1 + k) * np.asarray(ptr, dtype=np.int64)
+        none = like(edges, np.zeros(len(ptr), np.int64))
+        local, nodes, seeds = sampling.renumber(
+            ends[:0], none, ends, like(edges, bounds), graph.n_dst
+        )
+        samples = self.sampler._sample(nodes, on_host(seeds), epoch)
+        found = []
+        for b, sample in enumerate(samples):
+            pairs = local[bounds[b] : bounds[b + 1]]
+            half = pairs.shape[0] // 2
+            labels = xp.zeros_like(pairs[:half], dtype=xp.float32)
+            labels[: ptr[b + 1] - ptr[b]] = 1
+            found.append(LinkSample(sample, pairs[:half], pairs[half:], labels))
+        return found
 
 
 def negative_destinations(

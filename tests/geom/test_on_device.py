@@ -84,6 +84,11 @@ def test_walks_parts_and_links(graph):
         for g, e in ((moved, _device.to_device(edges, GPU)), (graph, edges))
     ]
     equal(*links)
+    bulk = [
+        geom.LinkSampler(geom.LaborSampler(g, [4, 2])).bulk(e, 500)
+        for g, e in ((moved, _device.to_device(edges, GPU)), (graph, edges))
+    ]
+    equal(*bulk)
 
 
 @pytest.mark.parametrize("features", ["host", "pinned", "device"])

@@ -156,6 +156,25 @@ def test_links_come_with_their_neighbourhoods():
     assert [g.n_dst for g in batch.sample.graphs][-1] == len(seeds)
 
 
+@pytest.mark.parametrize("n_negatives", [0, 1, 3])
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_links_in_bulk_are_those_of_each_batch(size, n_negatives):
+    graph = random_graph()
+    sampler = geom.LinkSampler(geom.NeighborSampler(graph, [3, 2]), n_negatives=n_negatives)
+    edges = np.arange(graph.n_edges - 1, 0, -3)
+    found = sampler.bulk(edges, size, epoch=2)
+    assert len(found) == -(-len(edges) // size)
+    for i, got in enumerate(found):
+        want = sampler(edges[i * size : (i + 1) * size], epoch=2)
+        for name in ("src", "dst", "labels"):
+            assert_close(getattr(got, name), getattr(want, name), exact=True)
+        assert got.sample.n_seeds == want.sample.n_seeds
+        assert_close(got.sample.nodes, want.sample.nodes, exact=True)
+        for a, b in zip(got.sample.edge_ids, want.sample.edge_ids, strict=True):
+            assert_close(a, b, exact=True)
+    assert sampler.bulk(edges[:0], size) == []
+
+
 def test_links_refuse_nodes_with_edges_to_all():
     graph = geom.Graph.from_edges(np.array([0, 1, 1]), np.array([1, 0, 2]), n_nodes=3)
     assert geom.negative_destinations(graph, np.array([0])).tolist() == [[2]]
