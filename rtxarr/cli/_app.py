@@ -86,6 +86,10 @@ def train(
             show_default="on a GPU",
         ),
     ] = None,
+    fuse: Annotated[
+        bool,
+        typer.Option("--fuse", help="Fuse the kernels of steps: faster once they are compiled."),
+    ] = False,
     show_list: Annotated[
         bool, typer.Option("--list", help="List the recipes and their settings.")
     ] = False,
@@ -103,6 +107,7 @@ def train(
         resume=resume,
         out=out,
         capture=capture,
+        fuse=fuse,
     )
     raise typer.Exit(status)
 

@@ -51,6 +51,7 @@ def train(
     resume: bool,
     out: Path | None,
     capture: bool | None = None,
+    fuse: bool = False,
 ) -> int:
     """Run a recipe and print how it went; give the exit status.
 
@@ -62,6 +63,8 @@ def train(
         ``key=value``.
     capture : bool, optional
         Whether to replay steps as CUDA graphs; None for where there is a GPU.
+    fuse : bool, default False
+        Whether to fuse the kernels of steps.
     """
     try:
         plan = _plan(name, device, seed, settings, resume, out)
@@ -82,6 +85,7 @@ def train(
                 seed=plan.seed,
                 device=plan.device,
                 capture=capture,
+                fuse=fuse,
                 resume=resume,
                 watch=watch,
             )

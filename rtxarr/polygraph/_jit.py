@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rtxarr import _device
-from rtxarr.autograd import Tensor, capture
+from rtxarr.autograd import Tensor
+from rtxarr.autograd import capture as _capture
 from rtxarr.autograd._tape import Leaf, Node, make_tensor, mark_changed
 from rtxarr.autograd._tree import flatten
 from rtxarr.polygraph import _ir as ir
@@ -25,7 +26,13 @@ from rtxarr.polygraph._record import Recording
 from rtxarr.polygraph._trace import Captured, Concretization, Tracer, where_called
 
 
-def jit(step: Callable | None = None, *, mode: str = "strict", backend: Any = None) -> Any:
+def jit(
+    step: Callable | None = None,
+    *,
+    mode: str = "strict",
+    capture: bool = True,
+    backend: Any = None,
+) -> Any:
     """Give a function that does what a training step does, in few kernels.
 
     Parameters
@@ -36,13 +43,15 @@ def jit(step: Callable | None = None, *, mode: str = "strict", backend: Any = No
         their gradients, buffers, optimizers, averages, generators.
     mode : {"strict", "fast"}, default "strict"
         As :func:`rtxarr.fuse` takes it.
+    capture : bool, default True
+        On a GPU, launch the kernels as one CUDA graph, by :func:`rtxarr.capture`, whose conditions
+        hold.
     backend : object or "interpreter", optional
 
     Returns
     -------
     Jitted
-        Gives what ``step`` gives, untracked. On a GPU its kernels are launched as one CUDA graph,
-        by :func:`rtxarr.capture`, whose conditions hold.
+        Gives what ``step`` gives, untracked.
 
     Warns
     -----
@@ -72,18 +81,22 @@ def jit(step: Callable | None = None, *, mode: str = "strict", backend: Any = No
     True
     """
     if step is None:
-        return functools.partial(jit, mode=mode, backend=backend)
-    return Jitted(step, mode=mode, backend=backend)
+        return functools.partial(jit, mode=mode, capture=capture, backend=backend)
+    return Jitted(step, mode=mode, capture=capture, backend=backend)
 
 
 class Jitted(Fused):
     """A step and its programs; see :func:`jit`. Attributes are those of :class:`Fused`."""
 
-    def __init__(self, step: Callable, *, mode: str = "strict", backend: Any = None) -> None:
+    def __init__(
+        self, step: Callable, *, mode: str = "strict", capture: bool = True, backend: Any = None
+    ) -> None:
         super().__init__(step, mode=mode, backend=backend)
-        self._captured = capture(super().__call__)
+        self._captured = _capture(super().__call__) if capture else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._captured is None:
+            return super().__call__(*args, **kwargs)
         on_gpu = any(_device.is_device_array(_raw(x)) for x in flatten((args, kwargs))[0])
         if on_gpu or _device.device().kind == "cuda":
             return self._captured(*args, **kwargs)

@@ -29,6 +29,8 @@ class Recipe:
         What :meth:`minimize` scales the loss with, for float16.
     capture : bool
         Whether :meth:`captured` makes CUDA graphs; the loop sets it.
+    fuse : bool
+        Whether it makes fused programs; the loop sets it.
     metric : str
         What is measured beside the loss, the more the better, from 0 to 1.
     baselines : dict
@@ -49,6 +51,7 @@ class Recipe:
     optimizer: Any
     scaler: Any = None
     capture: bool = False
+    fuse: bool = False
     baselines: Mapping[str, tuple[float, str]] = MappingProxyType({})
 
     def __init__(self, config: Any, *, seed: int):
@@ -62,15 +65,18 @@ class Recipe:
         raise TypeError(f"{type(self).__name__} must define train_epoch()")
 
     def captured(self, method: Callable) -> Callable:
-        """Give a method as one CUDA graph, if this run captures its steps; else as it is.
+        """Give a method as one CUDA graph, or as a fused program, if this run has its steps so.
 
         What it is called with may be another array each time; whatever else it reads must stay
         where it is.
         """
-        if not self.capture:
+        if not (self.capture or self.fuse):
             return method
         graphs = self.__dict__.setdefault("_graphs", {})
-        return graphs.setdefault(method.__name__, rx.capture(method))
+        if method.__name__ not in graphs:
+            made = rx.jit(method, capture=self.capture) if self.fuse else rx.capture(method)
+            graphs[method.__name__] = made
+        return graphs[method.__name__]
 
     def minimize(self, loss: Any, *, max_norm: float | None = None) -> None:
         """Make one step of the optimizer, with gradients of at most ``max_norm`` together."""

@@ -94,6 +94,7 @@ def run(
     seed: int = 0,
     device: Any = None,
     capture: bool | None = None,
+    fuse: bool = False,
     resume: bool = False,
     watch: Watch | None = None,
 ) -> Result:
@@ -112,6 +113,8 @@ def run(
     device : str or Device, default the current device
     capture : bool, default whether ``device`` is a GPU
         Replay the steps as CUDA graphs, with the same results to the bit.
+    fuse : bool, default False
+        Fuse the kernels of the steps (:func:`rtxarr.jit`); sums are added up in another order.
     resume : bool, default False
         Go on with the run in ``out``: the metrics, except for ``epoch_ms``, are those of a run
         that was not interrupted. On another device they differ in the last digits. Of a finished
@@ -148,6 +151,7 @@ def run(
     ):
         training = kind(config, seed=seed)
         training.capture = place.kind == "cuda" if capture is None else capture
+        training.fuse = fuse
         loop = _Loop(training, folder, identity)
         if saved is None:
             _write_json(

@@ -85,6 +85,21 @@ def test_captured_runs_equal_eager_ones_to_the_bit(name, tmp_path):
     assert files[0] == files[1]
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # of what is not fused
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        *[("gcn-cora", "cpu"), ("conv-digits", "cpu")],  # kernels take long to compile
+        *[pytest.param(name, "cuda:0", marks=pytest.mark.gpu) for name in recipes.NAMES],
+    ],
+)
+def test_fused_runs_are_like_the_others(name, device, tmp_path):
+    for fuse in (True, False):
+        train(name, tmp_path / str(fuse), device=device, fuse=fuse)
+    for entry, other in zip(read(tmp_path / "True"), read(tmp_path / "False"), strict=True):
+        assert entry["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", recipes.NAMES)
 def test_interrupted_twice_and_resumed_equals_uninterrupted(name, device, tmp_path):
