@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -49,26 +50,29 @@ class Passes(Writer):
 
     # ------------------------------------------------------------------------- of subclasses
 
-    def shape(self) -> Shape:
-        raise NotImplementedError
-
+    @abstractmethod
     def thread_lines(self) -> None:
-        raise NotImplementedError
+        """Say which row and which part of it is a thread's."""
 
+    @abstractmethod
     def combine(self, reductions: Sequence[Reduction]) -> None:
         """Give all threads of a row the values of the whole row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def first_and_packet(self) -> tuple[str, str]:
         """Return the first element of packet ``j``, and its place among what stays on chip."""
-        raise NotImplementedError
 
+    @abstractmethod
     def partial_slot(self, chunk: str) -> str:
         """Return the place of a chunk's value in scratch memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tile_size(self) -> str:
-        raise NotImplementedError
+        """Return the elements of a row that its threads take at once."""
+
+    @abstractmethod
+    def partial_bytes(self) -> int:
+        """Return the bytes of shared memory that combining takes."""
 
     # --------------------------------------------------------------------------------- passes
 
@@ -157,8 +161,13 @@ class Passes(Writer):
             ]
             entries.append(
                 Entry(
-                    f"{self.kind}_split", self.out, (grid, 1 if is_last else shape.chunks), block,
-                    self.partial_bytes(), arguments, 1024,
+                    f"{self.kind}_split",
+                    self.out,
+                    (grid, 1 if is_last else shape.chunks),
+                    block,
+                    self.partial_bytes(),
+                    arguments,
+                    1024,
                 )  # fmt: skip
             )
         size = SLOT * len(self.reductions) * self.loops.rows * shape.chunks
@@ -174,10 +183,6 @@ class Passes(Writer):
                 part = f"{r.name}_part[{self.partial_slot('p')}]"
                 self.out(f"{r.running} = {r.combine(r.running, part)};")
         self.totals(phase)
-
-    def partial_bytes(self) -> int:
-        """Return the bytes of shared memory that combining takes."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------------------- on chip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-class Writer:
+class Writer(ABC):
     """What the kinds have in common."""
 
     counter = "c"
@@ -49,6 +50,10 @@ class Writer:
         self.lanes = self._lanes()
         self.packed = True
         self.aligned: dict[str, int] = {}  # buffers that packets are read from or written to
+
+    @abstractmethod
+    def run(self) -> Kernel:
+        """Return the text of the kernel and how it is launched."""
 
     # -------------------------------------------------------------------------------- sizes
 
