@@ -106,7 +106,7 @@ def index_buffers(loops: Loops) -> set[str]:
 
 def _casts_to_int(loops: Loops) -> bool:
     """Tell whether a float becomes an int: what NaN and infinity become is the processor's."""
-    dtype_of = {}
+    dtype_of: dict[str, np.dtype] = {}
     statements = [*loops.before, *(s for p in loops.phases for s in (*p.body, *p.after))]
     for phase in loops.phases:
         dtype_of |= {a.name: a.result for a in phase.accumulators}
@@ -160,8 +160,8 @@ def _edge_values(rng, kind: str, dtype: np.dtype, shape: tuple, share: float) ->
         return np.linspace(*ends, math.prod(shape)).reshape(shape).astype(dtype)
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
+        special: list[Any] = [info.min, info.max, 0, 1, info.max - 1, info.min + 1]
         base = rng.integers(max(info.min, -50), 50, shape).astype(dtype)
-        special = [info.min, info.max, 0, 1, info.max - 1, info.min + 1]
         if kind == "random":
             return base
         below = [info.min, info.min // 2, info.min + 1]

@@ -23,6 +23,7 @@ from rtxarr.autograd import Tensor, no_grad
 from rtxarr.autograd._tree import flatten
 from rtxarr.polygraph import _aot_data as data
 from rtxarr.polygraph import _bundle
+from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph._admission import index_buffers
 from rtxarr.polygraph._aot_data import NotSaved
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of
@@ -32,6 +33,7 @@ from rtxarr.polygraph._ir import Graph, Node
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._program import Program, Step
 from rtxarr.polygraph._record import SCALARS, Recording, fetch
+from rtxarr.polygraph._schedule import Group, Space
 from rtxarr.polygraph._trace import Captured, ScalarSource
 
 __all__ = ["ArraySpec", "Bundle", "aot"]
@@ -313,7 +315,8 @@ def _program(program: Program) -> dict:
         sources = [known(n) for n in step.sources]
         if step.loops is not None:
             results = [add(n, ["result", [], [len(nodes)]]) for n in step.results]
-            steps.append(["kernel", step.run.description(), sources, results])
+            kernel: Any = step.run  # an _Unbuilt
+            steps.append(["kernel", kernel.description(), sources, results])
             continue
         (node,) = step.results
         attrs = [a for a in node.attrs if not isinstance(a, Graph)]
@@ -359,6 +362,10 @@ class _Unbuilt:
         }
 
 
+# Of steps that are not scheduled.
+_GROUP = Group(Space("eager", 1, 1, ix.ZERO, ix.ZERO))
+
+
 class _StepByStep(Program):
     """A program that runs one operation of the array library after the other."""
 
@@ -375,7 +382,7 @@ class _StepByStep(Program):
             if node.op not in ("input", "constant", "iota"):
                 parts = [_StepByStep(a, backend) for a in node.attrs if isinstance(a, Graph)]
                 self.parts += parts
-                self.steps.append(Step(f"{node.op}{i}", None, node.src, (node,), None, None))
+                self.steps.append(Step(f"{node.op}{i}", None, node.src, (node,), _GROUP, None))
 
 
 class _Numpy:

@@ -25,7 +25,7 @@ def cpu_levels() -> list[str]:
     """Return the levels of the x86-64 psABI that this processor has, the lowest first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return []
-    has = np._core._multiarray_umath.__cpu_features__
+    has = np._core._multiarray_umath.__cpu_features__  # type: ignore[attr-defined]
     found = []
     for level, features in _LEVELS.items():
         if not all(has.get(f) for f in features):

@@ -21,6 +21,7 @@ from rtxarr.autograd._tape import make_tensor, mark_changed
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _aot_data as data
 from rtxarr.polygraph import _bundle
+from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of, read_kind
 from rtxarr.polygraph._bundle import BundleError
@@ -29,6 +30,7 @@ from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
 from rtxarr.polygraph._loops import Buffer, Loops
 from rtxarr.polygraph._program import Program, Step, eager_step
 from rtxarr.polygraph._scalar import NAMES
+from rtxarr.polygraph._schedule import Group, Space
 from rtxarr.polygraph._trace import Captured, ScalarSource, replay
 
 __all__ = ["BundleError", "Loaded", "load"]
@@ -331,6 +333,10 @@ def _array(part: Any, dtype: np.dtype, shape: tuple, strides: list | None) -> np
 # ----------------------------------------------------------------------------------- programs
 
 
+# Of steps that were scheduled when they were saved.
+_GROUP = Group(Space("eager", 1, 1, ix.ZERO, ix.ZERO))
+
+
 class _LoadedProgram(Program):
     """A program made of data."""
 
@@ -383,7 +389,7 @@ class _LoadedProgram(Program):
             data.check_call(attrs[0], attrs[1])
         return ir.make(op, src, (*graphs, *attrs), dtype, data.shape_of(shape))
 
-    def _read_steps(self, given: list, parts: dict[int, list[Program]]) -> list[Step]:
+    def _read_steps(self, given: list, parts: dict[int, list]) -> list[Step]:
         node, steps = self._node_at, []
         read = {node(i) for s in given if s[0] == "kernel" for i in s[2]}
         made = {n for n in self._nodes if n.op in ("input", "constant", "iota")}
@@ -407,7 +413,7 @@ class _LoadedProgram(Program):
             if not made.issuperset(sources) or not made.isdisjoint(results):
                 raise ValueError(f"steps out of order, at {name}")
             made.update(results)
-            steps.append(Step(name, run, sources, results, None, loops))
+            steps.append(Step(name, run, sources, results, _GROUP, loops))
         if not made.issuperset(self.graph.roots):
             raise ValueError("a program that does not compute its results")
         return steps
@@ -426,10 +432,9 @@ def _loops(kernel: dict, sources: Sequence[Node], results: Sequence[Node]) -> Lo
             kept.add(buffer.name)
     if len(buffers) != len(nodes) or kernel["kind"] not in ("map", "rows", "columns", "segments"):
         raise ValueError("a kernel that is given other arrays than it takes")
-    sizes = [data.index_of(kernel[k], 1 << 62) for k in ("rows", "cols", "features")]
-    return Loops(
-        kernel["kind"], *sizes[:2], tuple(buffers), (), (), sizes[2], None, {"indices": kept}
-    )
+    rows, cols, features = (data.index_of(kernel[k], 1 << 62) for k in ("rows", "cols", "features"))
+    notes = {"indices": kept}
+    return Loops(kernel["kind"], rows, cols, tuple(buffers), (), (), features, None, notes)
 
 
 # -------------------------------------------------------------------------------------- targets
@@ -512,7 +517,7 @@ class _Cuda(_Numpy):
                 return bytes(parts[f"cuda {kernel.head} {found}"])
 
         self._backend = Precompiled(mode)
-        self.empty = self._backend.empty
+        self.empty = self._backend.empty  # type: ignore[method-assign]
         self.xp = _device._device_namespace(_device.Device("cuda"))
 
     @staticmethod
@@ -540,8 +545,8 @@ class _Cuda(_Numpy):
 
         launches = []
         for name, grid, block, shared, arguments in kernel["launches"]:
-            read = tuple([Argument(*map(str, a[:3]), int(a[3])) for a in arguments])
-            grid, block = (tuple(map(int, x)) for x in (grid, block))
+            read = tuple([Argument(str(k), str(t), str(n), int(v)) for k, t, n, v in arguments])
+            grid, block = ((int(x), int(y)) for x, y in (grid, block))
             launches.append(Launch(str(name), grid, block, int(shared), read))
             if any(a.kind == "buffer" and not 0 <= a.value < len(loops.buffers) for a in read):
                 raise ValueError("a kernel that takes other arrays than it is given")

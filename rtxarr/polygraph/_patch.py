@@ -90,7 +90,7 @@ def slots_of(target: Any) -> list[Slot]:
 
     With those of branches, loops and gradients.
     """
-    found = []
+    found: list[Slot] = []
     for program in dict.fromkeys(_programs(target)):
         with _lock:
             known = _slots.setdefault(program, {})

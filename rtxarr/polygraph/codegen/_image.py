@@ -1,9 +1,9 @@
 """Machine code that needs no linker: an object file laid out once, put into memory as it is.
 
-:func:`link` takes an ELF object of x86-64 apart, lays its sections out one after the other and fills
-in all distances between them. What the code calls outside of itself (``malloc``, ``memset``) goes
-through a table of addresses at its end. :class:`Code` copies such an image to memory, fills in the
-table, and makes it executable.
+:func:`link` takes an ELF object of x86-64 apart, lays its sections out one after the other and
+fills in all distances between them. What the code calls outside of itself (``malloc``, ``memset``)
+goes through a table of addresses at its end. :class:`Code` copies such an image to memory, fills in
+the table, and makes it executable.
 """
 
 from __future__ import annotations
