@@ -14,7 +14,9 @@ from rtxarr.polygraph._program import Program
 from rtxarr.testing import assert_close
 
 from . import emulator
+from .codegen import test_kernels, test_segments
 from .random_graphs import Maker
+from .test_program import Reference
 
 needs_compiler = pytest.mark.skipif(not emulator.HAS_COMPILER, reason="needs g++")
 
@@ -293,6 +295,41 @@ def test_random_graphs_on_a_gpu(seed):
     got = program(*map(cupy.asarray, maker.arrays()))
     for a, b in zip(got, _interpret.run(graph, maker.arrays(), np), strict=True):
         assert_close(cupy.asnumpy(a), b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", test_kernels.CASES)
+def test_kernels_on_a_gpu(name):
+    """What the emulator runs, held to the same loops, in both modes."""
+    cupy = pytest.importorskip("cupy")
+    _, shape, dtype = test_kernels.CASES[name]
+    graph, array = test_kernels.graph_of(name), test_kernels.array(shape, dtype)
+    (want, *_) = wants = Program(graph, Reference())(array)
+    for mode in ("strict", "fast"):
+        program = Program(graph, CudaBackend(mode))
+        got = program(cupy.asarray(array))
+        again = program(cupy.asarray(array))
+        loose = {"rtol": 2e-2, "atol": 2e-2} if want.dtype.itemsize == 2 else {"rtol": 1e-4}
+        for a, b, w in zip(got, again, wants, strict=True):
+            assert_close(cupy.asnumpy(a), w, **loose)
+            assert cupy.asnumpy(a).tobytes() == cupy.asnumpy(b).tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("which", test_segments.DEGREES)
+@pytest.mark.parametrize("name", test_segments.MAKERS)
+def test_edges_on_a_gpu(name, which):
+    cupy = pytest.importorskip("cupy")
+    rng = np.random.default_rng(0)
+    for features in test_segments.FEATURES:
+        graph, edges = test_segments.MAKERS[name](test_segments.DEGREES[which], features, "float64")
+        inputs = [rng.standard_normal(n.shape).astype(n.dtype) for n in graph.inputs[:-2]]
+        arrays = inputs + edges.arrays
+        with np.errstate(all="ignore"):
+            (want,) = _interpret.run(graph, arrays, np)
+        (got,) = Program(graph, CudaBackend())(*map(cupy.asarray, arrays))
+        loose = {"rtol": 1e-4, "atol": 1e-4} if name == "halves" else {}
+        assert_close(cupy.asnumpy(got), want, **loose)
 
 
 @pytest.mark.gpu
