@@ -10,7 +10,17 @@ import numpy as np
 from rtxarr import _device
 from rtxarr.geom._graph import Graph
 from rtxarr.geom._hetero import HeteroGraph, Relation
-from rtxarr.geom._sampling import HETERO, _fanout, _integer, check_nodes, like, rows_of, stream_of
+from rtxarr.geom._sampling import (
+    HETERO,
+    _fanout,
+    _integer,
+    check_nodes,
+    like,
+    on_host,
+    rows_of,
+    stream_of,
+)
+from rtxarr.geom._subgraph import iota
 from rtxarr.kernels import sampling
 
 __all__ = ["HeteroNeighborSampler", "HeteroSample"]
@@ -118,22 +128,63 @@ class HeteroNeighborSampler:
         unknown = set(seeds) - set(self.graph.n_nodes)
         if unknown:
             raise ValueError(f"seeds must be of {', '.join(self.graph.n_nodes)}, got {unknown}")
-        epoch = _integer("epoch", epoch, 0, 2**63)
-        some = next(iter(self.graph.graphs.values()))
-        nodes = {}
-        for kind, count in self.graph.n_nodes.items():
-            given = seeds.get(kind, np.zeros(0, np.int64))
-            nodes[kind] = check_nodes(f"seeds[{kind!r}]", given, some, n_nodes=count)
-        n_seeds = {kind: found.shape[0] for kind, found in nodes.items()}
-        graphs, edge_ids = [], []
-        for hop in range(self.n_hops):
-            nodes, graph, ids = self._hop(nodes, hop, epoch)
-            graphs.append(graph)
-            edge_ids.append(ids)
-        return HeteroSample(tuple(graphs[::-1]), nodes, tuple(edge_ids[::-1]), n_seeds)
+        nodes = {
+            kind: self._seeds(f"seeds[{kind!r}]", seeds.get(kind, _NONE), kind)
+            for kind in self.graph.n_nodes
+        }
+        return self._sample(nodes, {kind: [0, x.shape[0]] for kind, x in nodes.items()}, epoch)[0]
 
-    def _hop(self, nodes, hop, epoch):
-        drawn, ids = {}, {}
+    def bulk(self, kind: str, seeds: Any, batch_size: int, *, epoch: int = 0) -> list[HeteroSample]:
+        """Sample around many batches of seeds of one kind in one go.
+
+        Parameters
+        ----------
+        kind : str
+        seeds : array of int, shape (n_seeds,)
+        batch_size : int, at least 1
+            The last batch may be smaller.
+        epoch : int, default 0
+
+        Returns
+        -------
+        list of HeteroSample
+            Each as the sampler gives it for its batch alone.
+        """
+        if kind not in self.graph.n_nodes:
+            raise ValueError(f"kind must be of {', '.join(self.graph.n_nodes)}, got {kind!r}")
+        size = _integer("batch_size", batch_size, 1, 2**63)
+        nodes = {name: self._seeds("seeds", _NONE, name) for name in self.graph.n_nodes}
+        nodes[kind] = self._seeds("seeds", seeds, kind)
+        n = nodes[kind].shape[0]
+        if n == 0:
+            return []
+        bounds = [*range(0, n, size), n]
+        none = [0] * len(bounds)
+        return self._sample(nodes, dict.fromkeys(nodes, none) | {kind: bounds}, epoch)
+
+    def _seeds(self, name, seeds, kind):
+        some = next(iter(self.graph.graphs.values()))
+        return check_nodes(name, seeds, some, n_nodes=self.graph.n_nodes[kind])
+
+    def _sample(self, nodes, bounds, epoch):
+        """Sample for batches that have ``bounds`` among the nodes of each kind."""
+        epoch = _integer("epoch", epoch, 0, 2**63)
+        n_batches = len(next(iter(bounds.values()))) - 1
+        ptr = {kind: like(nodes[kind], np.asarray(b, np.int64)) for kind, b in bounds.items()}
+        hops, ptrs = [], [ptr]
+        for hop in range(self.n_hops):
+            nodes, ptr, drawn = self._hop(nodes, ptr, hop, epoch)
+            hops.append(drawn)
+            ptrs.append(ptr)
+        ends = [{kind: on_host(at) for kind, at in ptr.items()} for ptr in ptrs]
+        hops = [
+            {r: (*rest, on_host(edge_ptr)) for r, (*rest, edge_ptr) in drawn.items()}
+            for drawn in hops
+        ]
+        return [self._batch(hops, ends, nodes, b) for b in range(n_batches)]
+
+    def _hop(self, nodes, ptr, hop, epoch):
+        drawn = {}
         for relation, fanout in self.fanout.items():
             graph, here = self.graph.graphs[relation], nodes[relation[2]]
             xp = _device.namespace(here)
@@ -142,30 +193,65 @@ class HeteroNeighborSampler:
                 here, *rows_of(graph, here), fanout[hop], key=key, stream=stream,
                 replace=self.replace,
             )  # fmt: skip
-            drawn[relation] = offsets, xp.take(graph.indices, edges)
-            ids[relation] = xp.take(graph.edge_ids, edges)
-        local, reached = {}, {}
+            edge_ptr = xp.take(offsets, ptr[relation[2]])
+            drawn[relation] = offsets, xp.take(graph.indices, edges), edges, edge_ptr
+        reached, reached_ptr = dict(nodes), dict(ptr)
         for kind, here in nodes.items():
             # The sources of this kind, of all relations, are numbered together.
             relations = [relation for relation in drawn if relation[0] == kind]
             if not relations:
-                reached[kind] = here
                 continue
-            sources = [drawn[relation][1] for relation in relations]
-            src = _device.namespace(here).concat(sources)
-            ptr, edge_ptr = (like(here, np.array([0, x.shape[0]])) for x in (here, src))
+            src, places, src_ptr = _by_batch([drawn[r][1] for r in relations],
+                                             [drawn[r][3] for r in relations])  # fmt: skip
+            xp = _device.namespace(src)
             n = self.graph.n_nodes[kind]
-            numbers, reached[kind], _ = sampling.renumber(here, ptr, src, edge_ptr, n)
-            ends = np.cumsum([x.shape[0] for x in sources])
-            for relation, end, part in zip(relations, ends, sources, strict=True):
-                local[relation] = numbers[end - part.shape[0] : end]
-        graphs = {}
-        for relation, (offsets, _) in drawn.items():
-            n_src, n_dst = (reached[kind].shape[0] for kind in (relation[0], relation[2]))
-            xp = _device.namespace(offsets)
-            # Those reached just now have no edges yet.
-            rest = like(offsets, np.zeros(n_dst + 1 - offsets.shape[0], np.int64)) + offsets[-1]
-            indptr = xp.concat([offsets, rest])
-            graphs[relation] = Graph._made(indptr, local[relation], n_src, None)
-        counts = {kind: found.shape[0] for kind, found in reached.items()}
-        return reached, HeteroGraph(graphs, counts), ids
+            local, reached[kind], reached_ptr[kind] = sampling.renumber(
+                here, ptr[kind], src, src_ptr, n
+            )
+            for relation, place in zip(relations, places, strict=True):
+                offsets, _, edges, edge_ptr = drawn[relation]
+                ids = xp.take(self.graph.graphs[relation].edge_ids, edges)
+                drawn[relation] = offsets, xp.take(local, place), ids, edge_ptr
+        return reached, reached_ptr, drawn
+
+    def _batch(self, hops, ends, nodes, b):
+        """Cut batch ``b`` out of what was drawn for all."""
+        graphs, edge_ids = [], []
+        for drawn, before, after in zip(hops, ends[:-1], ends[1:], strict=True):
+            counts = {kind: at[b + 1] - at[b] for kind, at in after.items()}
+            parts, ids = {}, {}
+            for relation, (offsets, local, numbers, edge_ptr) in drawn.items():
+                begin, end = before[relation[2]][b : b + 2]
+                first, last = edge_ptr[b : b + 2]
+                indptr = offsets[begin : end + 1] - first
+                # Those reached just now have no edges yet.
+                n_more = counts[relation[2]] - (end - begin)
+                xp = _device.namespace(indptr)
+                indptr = xp.concat([indptr, xp.full_like(iota(indptr, n_more), last - first)])
+                parts[relation] = Graph._made(indptr, local[first:last], counts[relation[0]], None)
+                ids[relation] = numbers[first:last]
+            graphs.append(HeteroGraph(parts, counts))
+            edge_ids.append(ids)
+        own = {kind: nodes[kind][at[b] : at[b + 1]] for kind, at in ends[-1].items()}
+        n_seeds = {kind: at[b + 1] - at[b] for kind, at in ends[0].items()}
+        return HeteroSample(tuple(graphs[::-1]), own, tuple(edge_ids[::-1]), n_seeds)
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def _by_batch(parts, ptrs):
+    """Join arrays batch by batch; give it, where the entries of each are in it, and its bounds."""
+    xp = _device.namespace(*parts)
+    total = ptrs[0]
+    for ptr in ptrs[1:]:
+        total = total + ptr
+    joined = xp.concat(parts)
+    begin, places = total[:-1], []
+    for part, ptr in zip(parts, ptrs, strict=True):
+        entry = iota(part, part.shape[0])
+        batch = xp.searchsorted(ptr, entry, side="right") - 1
+        places.append(entry + xp.take(begin - ptr[:-1], batch))
+        joined[places[-1]] = part
+        begin = begin + ptr[1:] - ptr[:-1]
+    return joined, places, total

@@ -120,3 +120,31 @@ def test_refuses():
         sampler({"city": np.array([0])})
     with pytest.raises(IndexError, match=r"seeds\['venue'\] must lie in \[0, 3\)"):
         sampler({"venue": np.array([3])})
+
+
+@pytest.mark.parametrize("size", [1, 4, 50])
+@pytest.mark.parametrize(
+    "options", [{}, {"replace": True}, {"fanout": {RELATIONS[2]: [2, 2]}}], ids=str
+)
+def test_bulk_gives_what_batches_give(options, size):
+    fanout = options.get("fanout", [3, 2])
+    options = {name: value for name, value in options.items() if name != "fanout"}
+    sampler = geom.HeteroNeighborSampler(GRAPH, fanout, seed=1, **options)
+    seeds = np.array([4, 14, 4, 0, 1, 2, 9, 11, 3])
+    found = sampler.bulk("paper", seeds, size, epoch=2)
+    assert len(found) == -(-len(seeds) // size)
+    for i, got in enumerate(found):
+        want = sampler({"paper": seeds[i * size : (i + 1) * size]}, epoch=2)
+        assert got.n_seeds == want.n_seeds
+        for kind in COUNTS:
+            assert_close(got.nodes[kind], want.nodes[kind], exact=True)
+        for a, b in zip(got.graphs, want.graphs, strict=True):
+            assert a.n_nodes == b.n_nodes
+            for relation in a.graphs:
+                assert_close(a[relation].indptr, b[relation].indptr, exact=True)
+                assert_close(a[relation].indices, b[relation].indices, exact=True)
+        for a, b in zip(got.edge_ids, want.edge_ids, strict=True):
+            assert all(np.array_equal(a[relation], b[relation]) for relation in b)
+    assert sampler.bulk("paper", seeds[:0], size) == []
+    with pytest.raises(ValueError, match="kind must be of author, paper, venue, got 'film'"):
+        sampler.bulk("film", seeds, size)

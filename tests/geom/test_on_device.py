@@ -124,7 +124,9 @@ def test_loaders_of_links_and_kinds(graph, pin):
         two = geom.HeteroNeighborLoader(
             sampler, "a", given % 3000, 128, nodes={"a": {"x": x}}, targets={"y": x}, pin=pin
         )
-        found.append(([*one], [(s.nodes, s.edge_ids, *more) for s, *more in two]))
+        three = sampler.bulk("a", given % 3000, 200)
+        parts = [(s.nodes, s.edge_ids, *more) for s, *more in two]
+        found.append(([*one], parts, [(s.nodes, s.edge_ids, s.n_seeds) for s in three]))
     equal(*found)
 
 
