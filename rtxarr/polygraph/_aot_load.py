@@ -36,6 +36,7 @@ from rtxarr.polygraph._trace import Captured, ScalarSource, replay
 __all__ = ["BundleError", "Loaded", "load"]
 
 _MISS = object()  # what a program gives for numbers that it does not hold for
+_MOST_QUICK = 256  # kinds of plain arguments, with their strides, that are looked up at once
 _OVERLAP = object()  # or for arguments that it cannot write into
 
 
@@ -124,12 +125,34 @@ class Loaded:
         self._programs: dict[tuple, list[_Case]] = {}
         for case in cases:
             self._programs.setdefault(case.key, []).append(case)
+        self._quick: dict[tuple, _Case] = {}
         self._by_value = sorted({case.by_value for case in cases})
 
     def __repr__(self) -> str:
         return f"<Loaded {self.__name__}, {len(self.programs)} programs>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        parts: list[Any] | None = None if kwargs else []
+        if parts is not None:
+            for x in args:
+                kind = type(x)
+                if kind is np.ndarray:
+                    parts += (x.dtype, x.shape, x.strides)
+                elif kind is float or kind is int:
+                    parts.append(kind)
+                else:
+                    parts = None
+                    break
+            else:
+                case = self._quick.get(tuple(parts))
+                if case is not None:
+                    out = case.run(args)
+                    if out is not _MISS and out is not _OVERLAP:
+                        return out
+        return self._call(args, kwargs, parts)
+
+    def _call(self, args: tuple, kwargs: dict, parts: list | None) -> Any:
+        """Call with arguments of any kind; ``parts`` are what quick look-ups find a program by."""
         leaves, structure = flatten((args, dict(sorted(kwargs.items()))))
         for by_value in self._by_value:
             key = by_value, structure, *[kind_of(x, by_value) for x in leaves]
@@ -141,6 +164,8 @@ class Loaded:
                         "which it was not compiled for"
                     )
                 if out is not _MISS:
+                    if parts is not None and not by_value and len(self._quick) < _MOST_QUICK:
+                        self._quick[tuple(parts)] = case
                     return out
         raise TypeError(self._unknown(leaves))
 

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
 
 import numpy as np
@@ -223,6 +224,33 @@ def test_numbers_vary_and_guards_hold(target, tmp_path):
         loaded(some(3), 3, "down")
     with pytest.raises(TypeError, match=r"got \(float32\[4\], int"):
         loaded(some(4), 3, "up")
+
+
+@targets
+def test_calls_of_a_known_kind(target, tmp_path):
+    def function(x, n):
+        return x * n if n > 2 else x
+
+    fused = fuse(function)
+    fused.aot([(some(3), 3), (some(3), 1)], targets=target).save(tmp_path / "f")
+    loaded = load(tmp_path / "f")
+    wrong = []
+
+    def work():
+        for n in (3, 1, 4, 2, 5, 3) * 20:
+            if loaded(some(3), n).tobytes() != function(some(3), np.float32(n)).tobytes():
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+    same(loaded(some(3), 4), fused(some(3), 4))
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            loaded(some(3), 3.0)
 
 
 def test_several_kinds_of_arguments_share_parts(tmp_path):
