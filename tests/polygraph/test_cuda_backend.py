@@ -261,6 +261,15 @@ def test_large_shapes_have_indices_of_64_bits():
     assert "typedef i64 Index" in large.text
 
 
+@pytest.mark.parametrize("stride, wide", [(8, False), (100_000, True)])
+def test_indices_into_a_part_of_a_large_array_have_64_bits(stride, wide):
+    x, index = ir.input_node(0, "float32", (50_000, 8)), ir.input_node(1, "int64", (40,))
+    backend = TextOnly()
+    graph = ir.Graph([x, index], [ir.map_node("exp", ir.gather(x, index, 0))])
+    Program(graph, backend, strides=[(stride, 1), None])
+    assert backend.made[0].wide is wide
+
+
 def test_text_is_compiled_once(tmp_path, monkeypatch):
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
     del nvrtc

@@ -339,19 +339,22 @@ def is_wide(loops: Loops) -> bool:
     limit = 2**31 - 2**22
     if loops.kind != "segments" and loops.rows * loops.cols >= limit:
         return True
-    sizes = {b.name: b.node.size for b in loops.buffers}
-    if max(sizes.values(), default=0) >= limit:
+    nodes = {b.name: b.node for b in loops.buffers}
+    if max((n.size for n in nodes.values()), default=0) >= limit:
         return True
-    statements = [*loops.before, *(s for p in loops.phases for s in (*p.body, *p.after))]
-    for s in statements:
+    for s in (*loops.before, *(s for p in loops.phases for s in (*p.body, *p.after))):
         for e in (a for a in s.args if isinstance(a, Expr)):
-            least, most = _known_bounds(e)
+            # A number read from memory is an index along some axis.
+            axis = max(nodes[s.args[0]].shape, default=0) if s.op in ("load", "store") else 0
+            least, most = _bounds(e, axis)
             if least <= -limit or most >= limit:
                 return True
     return False
 
 
-def _known_bounds(e: Expr) -> tuple[int, int]:
-    """Return the bounds of the part of ``e`` that is not read from memory."""
+def _bounds(e: Expr, axis: int) -> tuple[int, int]:
+    """Return the bounds of ``e``, where numbers that are read lie below ``axis``."""
+    read = [f * axis for a, f in e.terms if type(a) is Loaded]
     known = tuple((a, f) for a, f in e.terms if type(a) is not Loaded)
-    return Expr(known, e.offset).bounds
+    least, most = Expr(known, e.offset).bounds
+    return least + sum(min(n, 0) for n in read), most + sum(max(n, 0) for n in read)
