@@ -184,3 +184,22 @@ def test_not_a_number_comes_through(name):
     x[(-1,) * x.ndim] = np.nan
     x[(2,) * x.ndim] = np.nan
     programs()[name, "on chip"](x)
+
+
+def test_indices_of_64_bits(monkeypatch):
+    """Kernels for large arrays, run on small ones."""
+    monkeypatch.setattr("rtxarr.polygraph.codegen._writer.is_wide", lambda loops: True)
+    backend = Checked(seeds=(1,))
+    names = [
+        "softmax rows 5x1027",
+        "softmax columns 100x40",
+        "int8 over (0, 2)",
+        "one long row",
+        "long columns",
+        "float16 across (3, 33, 9)",
+        "a part",
+    ]
+    made = [Program(graph_of(name), backend) for name in names]
+    assert all(k.wide for k in backend.all_kernels)
+    for name, program in zip(names, made, strict=True):
+        program(array(*CASES[name][1:]))
