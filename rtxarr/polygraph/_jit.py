@@ -1,9 +1,9 @@
 """``rx.jit``: whole steps, with their backward passes and optimizers, as fused programs.
 
-While a step is traced the tensors that it finds elsewhere than in its arguments hold tracers, and so
-do their gradients; then they get their arrays back. What the program has computed it writes where
-the step would. What an optimizer does to parameters is left to the optimizer: it is called after
-the program, with the gradients that the program gives.
+While a step is traced, the tensors that it finds elsewhere than in its arguments hold tracers, and
+so do their gradients; then they get their arrays back. What the program has computed it writes
+where the step would. What an optimizer does to parameters is left to the optimizer: it is called
+after the program, with the gradients that the program gives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from rtxarr import _device
 from rtxarr.autograd import Tensor
 from rtxarr.autograd import capture as _capture
-from rtxarr.autograd._tape import Leaf, Node, make_tensor, mark_changed
+from rtxarr.autograd._tape import Leaf, Node, mark_changed
 from rtxarr.autograd._tree import flatten
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._backends import program_for
