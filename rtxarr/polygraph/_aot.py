@@ -447,7 +447,14 @@ class _Cpu(_Kernels):
     def _linked(self) -> Any:
         from rtxarr.polygraph.codegen import _image, _llvm
 
-        return _image.link(_llvm.object_code(list(self._numbers), self.level))
+        try:
+            image = _image.link(_llvm.object_code(list(self._numbers), self.level))
+        except ValueError as error:
+            raise NotSaved(f"machine code cannot be saved: {error}") from None
+        unknown = sorted(image.imports.keys() - _image.SYMBOLS)
+        if unknown:
+            raise NotSaved(f"machine code for {self.level} needs {', '.join(unknown)}()")
+        return image
 
     def parts(self) -> dict[str, bytes]:
         self.image = self._linked()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import re
 from collections.abc import Callable
@@ -109,6 +110,7 @@ def _fields(kind: Any) -> tuple[str, ...]:
     return kind._fields
 
 
+@functools.cache
 def dtype_of(name: Any) -> np.dtype:
     """Return a dtype of numbers by its name."""
     dtype = np.dtype(str(name))

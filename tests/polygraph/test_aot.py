@@ -31,6 +31,7 @@ from rtxarr.polygraph import (
     scan,
     while_loop,
 )
+from rtxarr.polygraph._aot_kind import cpu_levels
 
 from . import emulator, faults
 from .random_programs import Random, copies
@@ -606,6 +607,20 @@ def test_other_processors_are_refused(name, value, match, tmp_path, monkeypatch)
         monkeypatch.setattr(_aot_load, "cpu_levels", value)
     with pytest.raises(BundleError, match=rf"f\.rtx holds machine code .*{match}"):
         load(path)
+
+
+@needs_code
+@pytest.mark.parametrize("level", cpu_levels())
+def test_levels_of_processors(level, tmp_path):
+    fused, loaded = roundtrip(faults.softmax, (some(7, 50),), tmp_path / "f", "cpu", level=level)
+    same(loaded(some(7, 50)), fused(some(7, 50)))
+    function, args = CASES["norm"]
+    if level == "x86-64-v2":  # which has no instructions for halves
+        with pytest.raises(NotSaved, match=r"machine code for x86-64-v2 needs __extendhfsf2"):
+            fuse(function).aot([args], targets="cpu", level=level)
+        return
+    fused, loaded = roundtrip(function, args, tmp_path / "f", "cpu", level=level)
+    same(loaded(*args), fused(*args))
 
 
 @needs_code
