@@ -12,6 +12,7 @@ from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel
 from rtxarr.polygraph.codegen._writer import FULL, Entry, power_of_two
 
 _HUB = 256  # edges from which on a row is given to a whole block
+_HUB_BLOCKS = 4096
 FOUND = 16  # bytes before the values of warps
 
 
@@ -152,18 +153,22 @@ class Segments(_Across):
 
         def entry(per_block: int, width: int, along: int, low: int, high: int) -> Entry:
             threads = max(width * along, 256)
+            blocks = -(-rows // per_block)
+            # Hubs often lie side by side: blocks that take several rows take them apart.
+            in_line = width * along <= 32
             sizes = {
                 "rows": rows, "features": features, "width": width, "along": along,
-                "per_block": per_block, "low": low, "high": high,
+                "per_block": per_block, "row_0": per_block if in_line else 1,
+                "row_step": 1 if in_line else blocks, "low": low, "high": high,
             }  # fmt: skip
             arguments = [Argument("number", "Index", name, n) for name, n in sizes.items()]
-            grid = -(-rows // per_block), -(-features // (width * per_thread))
+            grid = blocks, -(-features // (width * per_thread))
             shared = self.partial_bytes() if width * along > 32 else 0
             return Entry("segments", lines, grid, (threads, 1), shared, arguments, 512)
 
         launches = [entry(256 // (width * along), width, along, 0, hub)]
         if loops.cols >= hub:
-            per_block = min(max(rows // 2048, 1), 512)
+            per_block = min(-(-rows // _HUB_BLOCKS), 512)
             launches.append(entry(per_block, width, 512 // width, hub, 2**31 - 1))
         return self.finish(launches)
 
@@ -184,13 +189,13 @@ class Segments(_Across):
         out(f"const Index thread = {d.thread_x}, threads = {d.threads_x};")
         out("const Index group = width * along, step = along;")
         out("const Index x = thread % width, y = thread / width % along;")
-        out(f"const Index first_row = (Index){d.block_x} * per_block;")
+        out(f"const Index first_row = (Index){d.block_x} * row_0;")
         self.feature_lines()
         with out.block("if (group > 32)"):
             out("SHARED int* const found = (SHARED int*)shared_memory;")
             out("if (thread == 0) *found = 0;")
             out("BARRIER();")
-            out("const Index mine = first_row + thread;")
+            out("const Index mine = first_row + thread * row_step;")
             with out.block("if (thread < per_block && mine < rows)"):
                 out(f"if ({indptr}[mine + 1] - {indptr}[mine] >= low) *found = 1;")
             out("BARRIER();")
@@ -198,7 +203,7 @@ class Segments(_Across):
 
     def row_lines(self) -> None:
         out, indptr = self.out, self.loops.indptr
-        out("const Index row = first_row + k;")
+        out("const Index row = first_row + k * row_step;")
         out("const Index r = row < rows ? row : rows - 1;")
         out(f"const Index begin = (Index){indptr}[r], count = (Index){indptr}[r + 1] - begin;")
         out("const bool in_turn = row < rows && count >= low && count < high;")

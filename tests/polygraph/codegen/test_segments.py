@@ -144,6 +144,20 @@ def test_hubs_have_a_launch_of_their_own():
     assert hubs[1].block == (512, 1)
 
 
+def test_blocks_that_take_several_hubs(monkeypatch):
+    monkeypatch.setattr("rtxarr.polygraph.codegen._across._HUB_BLOCKS", 3)
+    backend = EmulatorBackend(seeds=(0, 1))
+    for features in (1, 8):
+        graph, edges = attention(DEGREES["hubs"], features, "float64")
+        program = Program(graph, backend)
+        (step,) = program.steps
+        assert backend.generate(step.loops).launches[1].grid[0] < edges.n_rows
+        rng = np.random.default_rng(1)
+        arrays = [rng.standard_normal(n.shape) for n in graph.inputs[:-2]] + edges.arrays
+        (want,) = _interpret.run(graph, arrays, np)
+        assert_close(program(*arrays)[0], want)
+
+
 def test_packets_of_features_are_whole_where_they_can_be():
     backend = EmulatorBackend()
 
