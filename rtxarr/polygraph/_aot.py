@@ -34,7 +34,7 @@ from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._program import Program, Step
 from rtxarr.polygraph._record import SCALARS, Recording, fetch
 from rtxarr.polygraph._schedule import Group, Space
-from rtxarr.polygraph._trace import Captured, ScalarSource
+from rtxarr.polygraph._trace import Captured, Concretization, ScalarSource
 
 __all__ = ["ArraySpec", "Bundle", "aot"]
 
@@ -277,11 +277,15 @@ class _Saved:
 def _recorded(function: Callable, leaves: Sequence, structure: Any, xp: Any) -> tuple:
     """Trace a function; give also whether the numbers among its arguments are fixed."""
     try:
-        return Recording(function, leaves, structure, xp), False
-    except Exception:
-        if not any(type(x) in SCALARS for x in leaves):
-            raise
-        return Recording(function, leaves, structure, xp, plain=True), True
+        try:
+            return Recording(function, leaves, structure, xp), False
+        except Exception:
+            if not any(type(x) in SCALARS for x in leaves):
+                raise
+            return Recording(function, leaves, structure, xp, plain=True), True
+    except Concretization as error:
+        why = str(error).removesuffix(": use rx.jit")
+        raise NotSaved(f"the function cannot be saved: {why}") from error
 
 
 # ----------------------------------------------------------------------------------- programs

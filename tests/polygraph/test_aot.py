@@ -717,7 +717,15 @@ def test_what_cannot_be_saved_is_named():
         fuse(lambda x: (x, print)).aot([(x,)], targets="numpy")
     with pytest.raises(NotSaved, match="keys of dicts"):
         fuse(lambda x: {(1, 2): x}).aot([(x,)], targets="numpy")
-    with pytest.raises(TypeError, match="needs the values of an array"):
+    weight = rx.nn.Parameter(x)
+
+    def step(x):
+        weight.grad = None
+        return x
+
+    with pytest.raises(NotSaved, match="cannot be saved: it sets gradients$"):
+        fuse(step).aot([(x,)], targets="numpy")
+    with pytest.raises(NotSaved, match="cannot be saved: .* needs the values of an array"):
         fuse(lambda x: x * float(x[0])).aot([(x,)], targets="numpy")
 
 
