@@ -5,7 +5,8 @@ next one: some need most of the memory. Figures are medians over rounds, with th
 beside two floors: the bytes that must move when no row is read twice from memory ("compulsory"),
 and when every edge reads its row ("no reuse"); on a skewed graph the cache gives many rows again,
 so the time may lie below the second one. For forward and backward passes the floors count twice.
-``error`` is that of some rows, the longest among them, against float64.
+``error`` is that of some rows, the longest among them, against float64. Memory is the peak of a
+round beyond what was there before it.
 """
 
 import argparse
@@ -34,7 +35,14 @@ CASES = [
     ("gcn", "float32", True),
     ("max", "float16", False),
     ("max", "float16", True),
+    ("gat", "float16", False),
+    ("gat", "float16", True),
+    ("gatv2", "float16", False),
+    ("gatv2", "float16", True),
+    ("gatv2", "float32", True),
 ]
+# Layers as large as their input, with four heads where there are any.
+LAYERS = {"gcn": "GCNConv", "gat": "GATConv", "gatv2": "GATv2Conv"}
 
 
 class Missing(Exception):
@@ -51,15 +59,20 @@ def rmat(scale, edge_factor, device):
 # Each takes (op, graph, x, gradient or None) and gives a function that gives the result.
 
 
+def layer_of(library, op, width, **options):
+    sizes = (width, width) if op == "gcn" else (width, width // 4, 4)
+    return getattr(library, LAYERS[op])(*sizes, add_self_loops=False, **options)
+
+
 def ours(op, graph, x, grad):
     layer = None
-    if op == "gcn":
-        width = x.shape[1]
-        layer = geom.GCNConv(width, width, add_self_loops=False, bias=False, device=graph.device)
+    if op in LAYERS:
+        options = {"bias": False, "device": graph.device, "dtype": x.dtype}
+        layer = layer_of(geom, op, x.shape[1], **options)
     data = x if grad is None else rx.Tensor(x, requires_grad=True)
 
     def forward():
-        if op == "gcn":
+        if layer is not None:
             return layer(graph, data)
         return geom.aggregate(graph, data, op)
 
@@ -70,7 +83,7 @@ def ours(op, graph, x, grad):
             return out.data if isinstance(out, rx.Tensor) else out
         data.grad = None
         if layer is not None:
-            layer.lin.weight.grad = None
+            layer.zero_grad()
         out = forward()
         out.backward(grad)
         return out.data
@@ -86,10 +99,9 @@ def pyg(op, graph, x, grad, *, cached=False):
         raise Missing("only GCN has something to keep")
     edges = torch.stack([to_torch(graph.src), to_torch(graph.dst)])
     x, grad = to_torch(x), None if grad is None else to_torch(grad)
-    if op == "gcn":
-        width = x.shape[1]
-        layer = peers.GCNConv(width, width, add_self_loops=False, bias=False, cached=cached)
-        layer = layer.to(x.device, x.dtype)
+    if op in LAYERS:
+        options = {"cached": True} if cached else {}
+        layer = layer_of(peers, op, x.shape[1], bias=False, **options).to(x.device, x.dtype)
     else:
         layer = peers.SimpleConv(aggr=op)
     return torch_run(lambda x: layer(x, edges), x, grad)
@@ -98,7 +110,7 @@ def pyg(op, graph, x, grad, *, cached=False):
 def torch_sparse(op, graph, x, grad):
     import torch
 
-    if op == "max":
+    if op not in ("sum", "mean", "gcn"):
         raise Missing("its products only add up")
     x, grad = to_torch(x), None if grad is None else to_torch(grad)
     weight = torch.ones(graph.n_edges, dtype=x.dtype, device=x.device)
@@ -182,6 +194,20 @@ def measure(run, rounds, device, most_s):
     return times[2:]  # the first rounds warm up
 
 
+def peak_of(run, device):
+    """Give the most memory that is held at a time during one round, beyond what is held before."""
+    torch = sys.modules.get("torch")
+    cuda = device == "cuda" and torch is not None
+    before = torch.cuda.memory_allocated() if cuda else 0
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    with rx.memory.peak(device) as peak:
+        run()
+        rx.synchronize(device)
+    theirs = torch.cuda.max_memory_allocated() - before if cuda else 0
+    return peak.bytes - peak.before + theirs
+
+
 def error_of(out, op, graph, x, rows):
     """Give the largest error of some rows, as a share of the largest element of each."""
     worst = 0.0
@@ -234,7 +260,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=95, help="no side begins after that")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="cuda where there is one")
-    parser.add_argument("--ops", nargs="+", choices=["sum", "mean", "max", "gcn"])
+    parser.add_argument("--ops", nargs="+", choices=["sum", "mean", "max", *LAYERS])
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=list(SIDES))
     parser.add_argument("--json", help="also write the figures to this file, as they come")
     options = parser.parse_args()
@@ -293,9 +319,10 @@ def one(side, op, graph, x, grad, device, rounds, rows):
         with rx.device(device):
             run = SIDES[side](op, graph, x, grad)
             found = {}
-            if op != "gcn":
+            if op not in LAYERS:
                 found["error"] = error_of(run(), op, graph, x, rows)
             times = measure(run, rounds, device, 3.0)
+            found["peak_bytes"] = peak_of(run, device)
         low, middle, high = statistics.quantiles(times, n=4)
         found |= {"median_s": middle, "quartiles_s": [low, high], "rounds": len(times)}
     except Missing as error:
@@ -319,6 +346,7 @@ def show(side, found, case, bounds):
     if own and side != "rtxarr":
         found["ratio"] = middle / own
         text += f"  {middle / own:.2f} times ours"
+    text += f"  {found['peak_bytes'] / 2**20:.0f} MiB more"
     if "error" in found:
         text += f"  error {found['error']:.1e}"
     print(text, flush=True)
