@@ -39,8 +39,8 @@ _DEPTH = 6  # how far to follow attributes of attributes
 
 
 def _of_library(name: str | None) -> bool:
-    root = (name or "").partition(".")[0]
-    return root in _LIBRARIES and root != "__main__"
+    name = name or ""
+    return name.partition(".")[0] in _LIBRARIES and not name.startswith("rtxarr.recipes.")
 
 
 def _is_plain(x: Any) -> bool:
@@ -77,7 +77,6 @@ class Surroundings:
         self._names: dict[str, None] = {}  # that functions use
         self._rebuilt: dict[int, Any] = {}
         self.generators: list[Any] = []
-        self.tensors: dict[int, Tensor] = {}  # that the function may find in objects
         self.function = self._function(function)
         self._module_state = [(m, _state_of(m)) for m in self._modules.values()]
         self._moment = _changes()
@@ -242,9 +241,6 @@ class Surroundings:
             self.generators.append(x)
             return
         if _of_library(type(x).__module__):
-            if isinstance(getattr(x, "groups", None), list):  # an optimizer
-                params = [p for group in x.groups for p in group["params"]]
-                self.tensors.update((id(p), p) for p in params)
             return
         held = getattr(x, "__dict__", None)
         if isinstance(held, dict):
@@ -257,16 +253,14 @@ class Surroundings:
             if value is _MISSING or isinstance(value, (type, types.ModuleType)):
                 continue
             self._entries.append((held, name, value))
-            if isinstance(value, Tensor):
-                self.tensors[id(value)] = value
-            elif is_array(value):
+            if is_array(value):
                 self._trace.found.add(id(value))
             elif isinstance(value, (types.FunctionType, types.MethodType)):
                 if not _of_library(value.__module__):
                     self._function(value)
             elif isinstance(value, (list, tuple, dict)):
                 self._container_of_object(value, names, depth)
-            elif not _is_plain(value):
+            elif not _is_plain(value) and not isinstance(value, Tensor):
                 self._object(value, names, depth)
 
     def _container_of_object(self, value: Any, names: tuple, depth: int) -> None:
@@ -284,11 +278,9 @@ class Surroundings:
         for part in parts:
             if isinstance(part, (list, tuple, dict)):
                 self._container_of_object(part, names, depth + 1)
-            elif isinstance(part, Tensor):
-                self.tensors[id(part)] = part
             elif is_array(part):
                 self._trace.found.add(id(part))
-            elif not _is_plain(part):
+            elif not _is_plain(part) and not isinstance(part, Tensor):
                 self._object(part, names, depth + 1)
 
     def _module(self, x: Any) -> None:
@@ -296,7 +288,6 @@ class Surroundings:
             self._seen.add(id(module))
             self._modules.setdefault(id(module), module)
             self._trace.found.update(id(v) for v in vars(module).values() if is_array(v))
-        self.tensors.update((id(t), t) for t in (*x.parameters(), *x.buffers()))
 
 
 def _refuse_writes(code: types.CodeType) -> None:

@@ -8,7 +8,6 @@ after the program, with the gradients that the program gives.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._backends import program_for
 from rtxarr.polygraph._draws import Place
 from rtxarr.polygraph._fuse import Fused, call_text, graph_of, result_words
-from rtxarr.polygraph._record import Recording
+from rtxarr.polygraph._record import Recording, own_data
 from rtxarr.polygraph._trace import Captured, Concretization, Tracer, where_called
 
 
@@ -163,7 +162,7 @@ class _Swapped:
     __slots__ = ("tensor", "data", "node", "grad", "tracer", "grad_tracer", "is_set", "is_cleared")
 
     def __init__(self, tensor: Tensor, tracer: Tracer) -> None:
-        self.tensor, self.data, self.node = tensor, tensor.data, tensor.node
+        self.tensor, self.data, self.node = tensor, own_data(tensor), tensor.node
         self.grad = self.node.grad if type(self.node) is Leaf else None
         self.tracer = tracer
         self.grad_tracer: Any = None
@@ -200,20 +199,15 @@ class StepRecording(Recording):
             for swapped in self._swapped.values():
                 swapped.restore()
 
-    def _reaching(self) -> contextlib.AbstractContextManager:
-        for x in self.surroundings.tensors.values():
-            self.lift(x)
-        return contextlib.nullcontext()
-
     def lift(self, x: Any) -> Any:
         """Let a Tensor found elsewhere hold tracers."""
-        if not isinstance(x, Tensor) or isinstance(x.data, Tracer):
+        if not isinstance(x, Tensor) or isinstance(own_data(x), Tracer):
             return x
         if id(x) in self._lifted:
             return self._lifted[id(x)][1]
         if type(x.node) is Node:
             raise Concretization("it uses a tensor whose graph began outside of it")
-        tracer = self.trace.capture(x.data, x)
+        tracer = self.trace.capture(own_data(x), x)
         swapped = self._swapped[id(x)] = _Swapped(x, tracer)
         x.data = tracer
         if swapped.grad is not None:

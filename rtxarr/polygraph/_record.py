@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,8 +114,7 @@ class Recording:
                 if not _is_value(x):
                     self.surroundings.add(x)
             states = [g.bit_generator.state for g in self.surroundings.generators]
-            with self._reaching():
-                result = self.surroundings.function(*args, **kwargs)
+            result = self.surroundings.function(*args, **kwargs)
             if np.random.get_state()[2] != before or any(  # noqa: NPY002
                 repr(g.bit_generator.state) != repr(s)
                 for g, s in zip(self.surroundings.generators, states, strict=True)
@@ -149,7 +147,7 @@ class Recording:
 
     def _leaf(self, place: int, x: Any, plain: bool) -> Any:
         if isinstance(x, Tensor):
-            tensor = self._tensor(self._array(place, x.data), x, place)
+            tensor = self._tensor(self._array(place, own_data(x)), x, place)
             self._lifted.setdefault(id(x), (x, tensor))
             return tensor
         if _device.is_array(x):
@@ -184,16 +182,9 @@ class Recording:
 
     # --------------------------------------------------------------- tensors found elsewhere
 
-    def _reaching(self) -> contextlib.AbstractContextManager:
-        """Let the function find tracers where it asks for the ``data`` of a Tensor that it finds.
-
-        For a ``with`` block around its call.
-        """
-        return _watched(self.surroundings.tensors.values())
-
     def lift(self, x: Any) -> Any:
         """Return the tensor of tracers that stands for a Tensor; anything else as it is."""
-        if not isinstance(x, Tensor) or isinstance(data := _get_data(x), Tracer):
+        if not isinstance(x, Tensor) or isinstance(data := own_data(x), Tracer):
             return x
         found = self._lifted.get(id(x))
         if found is None:
@@ -283,6 +274,30 @@ class Recording:
 
 _WATCHED = OBSERVED | PROFILED | WITNESSED  # what nodes of tracers are not shown to
 
+# While a function is traced, its thread finds tracers in ``data`` of all tensors; what they hold:
+_slot = Tensor.__dict__["data"]
+own_data: Callable[[Tensor], Any] = _slot.__get__
+_lock = threading.Lock()
+_n_traced = 0
+
+
+def _seen_data(x: Tensor) -> Any:
+    data = own_data(x)
+    if not state.mode & TRACED or isinstance(data, Tracer):
+        return data
+    return own_data(state.tracing.lift(x))
+
+
+_seen = property(_seen_data, _slot.__set__)
+
+
+def _trace_tensors(change: int) -> None:
+    """Let tensors show tracers, from the first of the functions traced at a time to the last."""
+    global _n_traced
+    with _lock:
+        _n_traced += change
+        Tensor.data = _seen if _n_traced else _slot  # type: ignore[method-assign,assignment]
+
 
 class _tracing:
     """Let the tape hand its tensors to a recording, for a ``with`` block."""
@@ -294,43 +309,12 @@ class _tracing:
         self._before = state.tracing, state.mode & (_WATCHED | TRACED)
         state.tracing = self._recording
         state.mode = state.mode & ~_WATCHED | TRACED
+        _trace_tensors(1)
 
     def __exit__(self, *exc: object) -> None:
         state.tracing, bits = self._before
         state.mode = state.mode & ~(_WATCHED | TRACED) | bits
-
-
-# A Tensor's own data, whatever its class makes of the name.
-_get_data, _set_data = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-defined]
-_watching = threading.RLock()
-
-
-def _traced_data(x: Tensor) -> Any:
-    data = _get_data(x)
-    if not state.mode & TRACED or isinstance(data, Tracer):
-        return data
-    return _get_data(state.tracing.lift(x))
-
-
-@functools.cache
-def _watched_class(kind: type) -> type:
-    """Return a class of tensors whose data are tracers, for the thread that traces."""
-    data = property(_traced_data, _set_data)
-    return type(kind.__name__, (kind,), {"__slots__": (), "data": data, "__doc__": kind.__doc__})
-
-
-@contextlib.contextmanager
-def _watched(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Let the tensors give tracers to this thread, for a ``with`` block."""
-    with _watching:
-        kinds = [(x, type(x)) for x in tensors]
-        try:
-            for x, kind in kinds:
-                x.__class__ = _watched_class(kind)
-            yield
-        finally:
-            for x, kind in kinds:
-                x.__class__ = kind
+        _trace_tensors(-1)
 
 
 def _is_value(x: Any) -> bool:

@@ -497,6 +497,33 @@ def test_a_module_as_an_argument():
         assert_same(fused(model, x), model(x), exact=False)
 
 
+def test_the_data_of_a_tensor_is_read_anew():
+    class Box:
+        __slots__ = ("tensor",)
+
+    box = Box()
+    box.tensor = rx.Tensor(np.ones(3))
+    fused = rx.fuse(lambda x: x + box.tensor.data * 2)
+    for value in (1.0, 4.0):
+        box.tensor.assign(np.full(3, value))
+        assert_same(fused(np.zeros(3)), np.full(3, 2 * value))
+    assert fused.n_traces == 1
+
+
+def test_other_threads_see_the_data_of_tensors_during_a_trace():
+    tensor, seen = rx.Tensor(np.ones(3)), []
+
+    def f(x):
+        thread = threading.Thread(target=lambda: seen.append(type(tensor.data)))
+        thread.start()
+        thread.join()
+        return x * tensor.data
+
+    rx.fuse(f)(np.ones(3))
+    assert seen == [np.ndarray]
+    assert type(rx.Tensor.__dict__["data"]) is not property
+
+
 # ----------------------------------------------------------------------------- falling back
 
 
