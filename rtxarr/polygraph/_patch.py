@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from os import PathLike
@@ -61,9 +60,6 @@ class Slot:
         self.program._values[self.name] = function
 
 
-_slots: weakref.WeakKeyDictionary[Program, dict[str, Slot]] = weakref.WeakKeyDictionary()
-
-
 def _programs(target: Any) -> Iterator[Program]:
     """Give a program with its parts, or those of what was compiled of a function."""
     if isinstance(target, Program):
@@ -93,7 +89,7 @@ def slots_of(target: Any) -> list[Slot]:
     found: list[Slot] = []
     for program in dict.fromkeys(_programs(target)):
         with _lock:
-            known = _slots.setdefault(program, {})
+            known: dict[str, Slot] = program.__dict__.setdefault("_slots", {})
             for step in program.steps:
                 if step.loops is not None and step.name not in known:
                     known[step.name] = Slot(program, step.name, step.loops)
@@ -180,12 +176,14 @@ class Patch:
 
     def _promote(self, canary: Callable) -> None:
         with _lock:
-            if self.state != "canary":
+            before = self.state
+            if before == "rolled back":
                 return
             self.state = "live"
             if self._slot.program._values[self.kernel] is canary:
                 self._slot.call(self._candidate)
-        self.note("live", n_calls=self.n_calls, n_checked=self.n_checked)
+        if before == "canary":
+            self.note("live", n_calls=self.n_calls, n_checked=self.n_checked)
 
 
 class _Canary:

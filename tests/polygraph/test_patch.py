@@ -1,8 +1,10 @@
 """Kernels of running programs replaced: what is let in, what is not, and what takes them out."""
 
+import gc
 import json
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -391,6 +393,27 @@ def test_running_program_is_recorded():
             t.join()
     assert done.state == "live"
     assert not wrong
+
+
+def test_canary_that_ends_while_a_call_is_recorded():
+    fused, x, want = softmax()
+    first = patch(fused, "kernel0", numpy_softmax, calls=[(x,)], canary=3, **quick)
+    # The recorder stands before the canary, which is over in these calls.
+    second = patch(fused, "kernel0", Reference(), calls=[(x,)] * 5, canary=0, **quick)
+    assert first.state == "live"
+    second.rollback()
+    assert np.array_equal(fused(x), want)
+    (slot,) = slots_of(fused)
+    assert slot.program._values["kernel0"] is numpy_softmax
+
+
+def test_patches_keep_no_programs():
+    fused, x, _ = softmax()
+    patch(fused, "kernel0", numpy_softmax, calls=[(x,)], **quick)
+    program = weakref.ref(slots_of(fused)[0].program)
+    fused.clear()
+    gc.collect()
+    assert program() is None
 
 
 def test_thousand_swaps_under_four_threads():
