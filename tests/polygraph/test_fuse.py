@@ -497,10 +497,11 @@ def test_a_module_as_an_argument():
         assert_same(fused(model, x), model(x), exact=False)
 
 
-def test_the_data_of_a_tensor_is_read_anew():
-    class Box:
-        __slots__ = ("tensor",)
+class Box:
+    __slots__ = ("tensor", "seen")
 
+
+def test_the_data_of_a_tensor_is_read_anew():
     box = Box()
     box.tensor = rx.Tensor(np.ones(3))
     fused = rx.fuse(lambda x: x + box.tensor.data * 2)
@@ -511,16 +512,20 @@ def test_the_data_of_a_tensor_is_read_anew():
 
 
 def test_other_threads_see_the_data_of_tensors_during_a_trace():
-    tensor, seen = rx.Tensor(np.ones(3)), []
+    box = Box()
+    box.tensor, box.seen = rx.Tensor(np.ones(3)), []
+
+    def look():
+        box.seen.append(type(box.tensor.data))
 
     def f(x):
-        thread = threading.Thread(target=lambda: seen.append(type(tensor.data)))
+        thread = threading.Thread(target=look)
         thread.start()
         thread.join()
-        return x * tensor.data
+        return x * box.tensor.data
 
     rx.fuse(f)(np.ones(3))
-    assert seen == [np.ndarray]
+    assert box.seen == [np.ndarray]
     assert type(rx.Tensor.__dict__["data"]) is not property
 
 
