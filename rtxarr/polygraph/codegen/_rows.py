@@ -216,14 +216,9 @@ class Rows(Passes):
     lane, lanes_of_row = "thread", "threads"
 
     def shape(self) -> Shape:
+        """Return how rows are dealt out whole."""
         rows, cols = self.loops.rows, self.loops.cols
         packets = -(-cols // self.lanes)
-        if rows * 1024 < FULL // 2 and cols > 8192:
-            tile = 256 * BATCH * self.lanes
-            chunks = min(max(FULL * 2 // (256 * rows), 1), -(-cols // (4 * tile)))
-            span = -(-cols // (chunks * tile)) * tile
-            if span < cols:
-                return Shape(256, 1, -(-cols // span), span)
         if packets <= 32 * BATCH:
             threads = power_of_two(-(-packets // BATCH))
         else:
@@ -232,14 +227,27 @@ class Rows(Passes):
             threads *= 2
         return Shape(threads, max(256 // threads, 1), 1, cols)
 
+    def split_shape(self) -> Shape:
+        """Return how rows are dealt out in chunks, for twice as many threads as keep a GPU busy."""
+        rows, cols = self.loops.rows, self.loops.cols
+        tile = 256 * BATCH * self.lanes
+        chunks = min(max(FULL * 2 // (256 * rows), 1), -(-cols // (4 * tile)))
+        span = -(-cols // (chunks * tile)) * tile
+        return Shape(256, 1, -(-cols // span), span)
+
     def run(self) -> Kernel:
-        loops = self.loops
-        shape = self.shape()
-        if shape.chunks > 1:
-            return self.split_passes(shape, loops.rows, (shape.threads, shape.rows))
+        loops, shape = self.loops, self.shape()
         tile = shape.threads * BATCH * self.lanes
         padded = -(-loops.cols // tile) * tile
         held = self.plan_chip(padded * shape.rows)
+        # Rows that are read again in each pass are worth a launch for each.
+        again = not held and sum(bool(p.body) for p in loops.phases) > 1
+        few = FULL if again else FULL // 2
+        if loops.rows * 1024 < few and loops.cols > 8192:
+            split = self.split_shape()
+            if split.chunks > 1:
+                self.slots, self.keeps = [], [{} for _ in loops.phases]
+                return self.split_passes(split, loops.rows, (split.threads, split.rows))
         self.thread_lines()
         self.out("const Index begin = 0, end = live ? cols : 0;")
         self.chip_lines(f"padded * {self.dialect.threads_y}", f"{self.dialect.thread_y} * padded")

@@ -118,7 +118,12 @@ def cases():
 
 
 CASES = {name: rest for name, *rest in cases()}
-CHIPLESS = ["softmax rows 5x1027", "three passes", "passes over columns", "three passes of halves"]
+CHIPLESS = [
+    "softmax rows 5x1027",
+    "three passes",
+    "passes over columns",
+    "three passes of halves",
+]
 
 
 def array(shape, dtype, seed=0):
@@ -139,6 +144,32 @@ def graph_of(name):
     x = ir.input_node(0, array((0,), dtype).dtype, shape)
     out = function(x)
     return ir.Graph([x], out if isinstance(out, list) else [out])
+
+
+def launches(graph, **options):
+    backend = EmulatorBackend(**options)
+    step = Program(graph, backend).steps[0]
+    return [x.name.rsplit("_", 1)[0] for x in backend.generate(step.loops).launches]
+
+
+def test_what_is_cut_into_chunks():
+    def softmax_of(*shape):
+        return ir.Graph([x := ir.input_node(0, "float32", shape)], [softmax(x)])
+
+    assert launches(softmax_of(4096, 8192)) == ["rows"]
+    assert launches(softmax_of(100, 30_000)) == ["rows"]
+    assert launches(softmax_of(100, 100_000)) == ["rows_split"] * 3  # does not fit on chip
+    assert launches(softmax_of(4096, 100_000)) == ["rows"]
+    assert launches(graph_of("all of it")) == ["rows_split"] * 2
+    assert launches(graph_of("long columns")) == ["columns_split"] * 2
+
+
+def test_passes_over_chunks_of_rows():
+    backend = Checked(seeds=(1,), shared_limit=20_000)
+    x = ir.input_node(0, "float32", (64, 8200))
+    program = Program(ir.Graph([x], with_gradient(x, (1,))), backend)
+    assert len(backend.generate(program.steps[0].loops).launches) == 3
+    program(array((64, 8200), "float32"))
 
 
 @functools.cache
