@@ -11,10 +11,11 @@ import pytest
 
 from rtxarr import dtypes
 from rtxarr._device import namespace
-from rtxarr.polygraph import _interpret
+from rtxarr.polygraph import _cache, _interpret
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._cpu_backend import CpuBackend
 from rtxarr.polygraph._program import Program
+from rtxarr.polygraph.codegen import _llvm
 from rtxarr.testing import assert_close
 
 from .random_graphs import Maker
@@ -411,3 +412,15 @@ def test_a_forked_process_runs_kernels():
     if not pid:
         os._exit(0 if program(array)[0].tobytes() == want else 1)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_machine_code_is_kept_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
+    x = ir.input_node(0, "float32", (7, 9))
+    graph, array = ir.Graph([x], [softmax(x)]), np.ones((7, 9), "f4")
+    for compiled in (1, 0):
+        monkeypatch.setattr(_cache, "kernels", _cache.KernelCache())  # as in a new process
+        _llvm.compiled.cache_clear()
+        (got,) = Program(graph, Poisoned())(array)
+        assert_close(got, np.full((7, 9), 1 / 9, "f4"))
+        assert _cache.kernels.info().compiled == compiled

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from rtxarr.polygraph import _cache
+
 _lock = threading.Lock()  # LLVM's contexts are not for several threads
 
 
@@ -50,29 +52,53 @@ def _machine() -> Any:
     )
 
 
+def _object_code(text: str) -> bytes:
+    """Return an object file with the functions of ``text``, for this processor."""
+    llvm = _llvm()
+    with _lock:
+        module = llvm.parse_assembly(text)
+        _optimize(module, _machine())
+        return _machine().emit_object(module)
+
+
+def _optimize(module: Any, machine: Any) -> None:
+    llvm = _llvm()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = True
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+
+
+@functools.cache
+def _circumstances() -> tuple[str, ...]:
+    """Return what an object file depends on besides its text."""
+    llvm = _llvm()
+    triple = llvm.get_default_triple()
+    features = llvm.get_host_cpu_features().flatten()
+    version = ".".join(map(str, llvm.llvm_version_info))
+    return triple, llvm.get_host_cpu_name(), features, version
+
+
 class Module:
-    """Functions compiled from text; they live as long as this object."""
+    """The function ``kernel`` of a text, as machine code; it lives as long as this object."""
 
     def __init__(self, text: str) -> None:
+        key = _cache.digest(text, *_circumstances())
+        code = _cache.kernels.get(key, lambda: _object_code(text))
         llvm = _llvm()
         with _lock:
-            module = llvm.parse_assembly(text)
-            options = llvm.create_pipeline_tuning_options(speed_level=3)
-            options.loop_vectorization = True
-            builder = llvm.create_pass_builder(_machine(), options)
-            builder.getModulePassManager().run(module, builder)
-            names = [f.name for f in module.functions if not f.is_declaration]
-            link = llvm.JITLibraryBuilder().add_ir(module).add_current_process()
-            for name in names:
-                link.export_symbol(name)
+            link = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+            link.export_symbol("kernel")
             # A name must be new to the compiler, and an address must not outlive it.
             self._compiler = llvm.create_lljit_compiler(_machine())
             self._library = link.link(self._compiler, "kernel")
-            self._addresses = {name: self._library[name] for name in names}
+            self._address = self._library["kernel"]
 
     def function(self, name: str, argtypes: Sequence[Any]) -> Any:
         """Return a function that gives an int; it runs without Python's lock."""
-        return ctypes.CFUNCTYPE(ctypes.c_int, *argtypes)(self._addresses[name])
+        if name != "kernel":
+            raise ValueError(f"a module has the function 'kernel', got {name!r}")
+        return ctypes.CFUNCTYPE(ctypes.c_int, *argtypes)(self._address)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -95,9 +121,6 @@ def object_code(texts: Sequence[str], cpu: str) -> bytes:
         for i, text in enumerate(texts):
             module = llvm.parse_assembly(text.replace("@kernel(", f"@k{i}("))
             module.triple = whole.triple
-            options = llvm.create_pipeline_tuning_options(speed_level=3)
-            options.loop_vectorization = True
-            builder = llvm.create_pass_builder(machine, options)
-            builder.getModulePassManager().run(module, builder)
+            _optimize(module, machine)
             whole.link_in(module)
         return machine.emit_object(whole)
