@@ -60,8 +60,10 @@ def rmat(scale, edge_factor, device):
 
 
 def layer_of(library, op, width, **options):
-    sizes = (width, width) if op == "gcn" else (width, width // 4, 4)
-    return getattr(library, LAYERS[op])(*sizes, add_self_loops=False, **options)
+    if op != "gcn":
+        options["heads"] = 4
+    kind = getattr(library, LAYERS[op])
+    return kind(width, width // options.get("heads", 1), add_self_loops=False, **options)
 
 
 def ours(op, graph, x, grad):
