@@ -454,9 +454,16 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
         lines.append("    if not hold(): return MISS")
     if recording.scalars:
         lines.append(f"    a = {''.join(f'L[{i}], ' for i in recording.scalars)}")
-    for k, (expression, value) in enumerate(dict.fromkeys(_hashable(trace.guards))):
+    for k, (expression, value) in enumerate(trace.guards):
         names[f"g{k}"] = value
-        lines.append(f"    if {expression} != g{k}: return MISS")
+        if value != value:
+            test = f"    if {expression} == {expression}: return MISS"
+        elif type(value) is float and value == 0:  # which -0.0 equals
+            test = f"    if repr({expression}) != {repr(value)!r}: return MISS"
+        else:
+            test = f"    if {expression} != g{k}: return MISS"
+        if test not in lines:
+            lines.append(test)
     places = []
     for i, source in enumerate(trace.sources):
         if isinstance(source, Place):  # last, when it is certain that the program will run
@@ -473,20 +480,19 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
             names[f"h{i}"] = source.holder
             tracked = "is not" if source.holder.node is not None else "is"
             lines.append(f"    x{i} = h{i}.data")
-            lines.append(f"    if x{i} is not c{i} and not like(x{i}, c{i}): return MISS")
+            lines.append(f"    if x{i} is not c{i}:")
+            lines.append(f"        if not like(x{i}, c{i}): return MISS")
+            lines.append("        moved = True")
             lines.append(f"    if not (h{i}.node {tracked} None): return MISS")
         else:
             data = ".data" if isinstance(leaves[source], Tensor) else ""
             lines.append(f"    x{i} = L[{source}]{data}")
     arguments = [f"x{i}" for i in range(len(trace.sources))]
     arrays = [i for i, s in enumerate(trace.sources) if not isinstance(s, (ScalarSource, Place))]
-    if updates:
-        names["overlap"] = trace.xp.may_share_memory
     written = [number for number, _ in updates]
-    for number in written:
-        for other in arrays:
-            if other != number and (other not in written or other > number):
-                lines.append(f"    if overlap(x{number}, x{other}): return EAGER")
+    if updates:
+        lines.insert(1, "    moved = False")
+        lines += _overlap_lines(trace, written, arrays, names)
     lines += [*places, f"    r = program({', '.join(arguments)})"]
     tensors = tensors_of(trace, leaves, written)
     if tensors:
@@ -498,6 +504,39 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
         seen += [f"h{i}" for i in range(len(trace.sources)) if f"h{i}" in names]
         lines.append(f"    see(({''.join(f'{word}, ' for word in seen)}))")
     return "\n".join(lines) + "\n", names
+
+
+def _overlap_lines(trace: Any, written: list[int], arrays: list[int], names: dict) -> list[str]:
+    """Return the lines that see whether an input that is written shares memory with another.
+
+    Arrays that the function found are looked at here, and again when others are in their place.
+    """
+    overlap = names["overlap"] = _overlaps if trace.on_numpy else _overlaps_on_gpu
+    sources, lines, fixed = trace.sources, [], []
+    for number in written:
+        for other in arrays:
+            if other == number or (other in written and other < number):
+                continue
+            pair = sources[number], sources[other]
+            if all(isinstance(s, Captured) for s in pair):
+                fixed.append((number, other))
+            else:
+                lines.append(f"    if overlap(x{number}, x{other}): return EAGER")
+    if any(overlap(sources[a].array, sources[b].array) for a, b in fixed):
+        return [*lines, "    return EAGER"]
+    tests = " or ".join(f"overlap(x{a}, x{b})" for a, b in fixed)
+    return [*lines, f"    if moved and ({tests}): return EAGER"] if fixed else lines
+
+
+def _overlaps(a: Any, b: Any) -> bool:
+    return np.may_share_memory(a, b)
+
+
+def _overlaps_on_gpu(a: Any, b: Any) -> bool:
+    one, other = a.data.mem, b.data.mem
+    if one.ptr + one.size <= other.ptr or other.ptr + other.size <= one.ptr:
+        return False
+    return _device.namespace(a).may_share_memory(a, b)
 
 
 def _see(tensors: tuple) -> None:
@@ -515,10 +554,6 @@ def tensors_of(trace: Any, leaves: Sequence, numbers: Iterable[int]) -> dict[int
         elif isinstance(source, int) and isinstance(leaves[source], Tensor):
             found[number] = f"L[{source}]"
     return found
-
-
-def _hashable(guards: list) -> list:
-    return [(e, v) for e, v in guards if v == v]
 
 
 def result_words(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -76,8 +77,6 @@ class Recording:
     Attributes
     ----------
     trace : Trace
-    leaves : sequence
-        Those of the traced call, until it is over.
     tensors : list of Tensor
         With tracers for data: those of arguments and those found elsewhere.
     originals : list
@@ -98,13 +97,14 @@ class Recording:
         plain: bool = False,
     ) -> None:
         self.trace = trace = Trace(xp)
-        self.leaves = leaves
+        data = [own_data(x) if isinstance(x, Tensor) else x for x in leaves]
+        self._numbers = {i for i, x in enumerate(data) if isinstance(x, np.generic)}
         self.tensors: list[Tensor] = []
         self.originals: list[Any] = []
         self.roots: list[Tensor] = []
         self.scalars: list[int] = []  # places of the numbers among the leaves
         self._lifted: dict[int, tuple[Any, Tensor]] = {}
-        before = np.random.get_state()[2]  # noqa: NPY002  (to see whether it is drawn from)
+        before = _random_states()
         with trace, _tracing(self):
             args, kwargs = unflatten(
                 structure, [self._leaf(i, x, plain) for i, x in enumerate(leaves)]
@@ -115,12 +115,12 @@ class Recording:
                     self.surroundings.add(x)
             states = [g.bit_generator.state for g in self.surroundings.generators]
             result = self.surroundings.function(*args, **kwargs)
-            if np.random.get_state()[2] != before or any(  # noqa: NPY002
+            if _random_states() != before or any(
                 repr(g.bit_generator.state) != repr(s)
                 for g, s in zip(self.surroundings.generators, states, strict=True)
             ):
                 raise Concretization(
-                    "it draws NumPy's random numbers, which a program would repeat"
+                    "it draws random numbers of NumPy or Python, which a program would repeat"
                 )
             trace.check_made()
             self.result, self.structure = flatten(result)
@@ -178,7 +178,9 @@ class Recording:
             return True
         if isinstance(source, Place):
             return False
-        return isinstance(fetch(source, self.leaves), np.generic)
+        if isinstance(source, Captured):
+            return isinstance(source.array, np.generic)
+        return source in self._numbers
 
     # --------------------------------------------------------------- tensors found elsewhere
 
@@ -315,6 +317,11 @@ class _tracing:
         state.tracing, bits = self._before
         state.mode = state.mode & ~(_WATCHED | TRACED) | bits
         _trace_tensors(-1)
+
+
+def _random_states() -> tuple:
+    """Return where the generators stand that NumPy and Python share among all."""
+    return np.random.get_state()[2], random.getstate()  # noqa: NPY002
 
 
 def _is_value(x: Any) -> bool:

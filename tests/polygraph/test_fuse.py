@@ -1,6 +1,8 @@
 """``rx.fuse``: what a fused function gives, writes, guards, and does where it cannot be fused."""
 
 import gc
+import math
+import random
 import threading
 import warnings
 import weakref
@@ -581,6 +583,49 @@ def test_numpys_random_numbers_are_not_repeated():
     with pytest.warns(RuntimeWarning, match="random"):
         a = fused(np.zeros(3))
     assert (a != fused(np.zeros(3))).all()
+
+
+def test_pythons_random_numbers_are_not_repeated():
+    fused = rx.fuse(lambda x: x + random.random())
+    with pytest.warns(RuntimeWarning, match="random"):
+        a = fused(np.zeros(3))
+    assert (a != fused(np.zeros(3))).all()
+
+
+def test_numbers_that_are_not_a_number_or_negative_zero():
+    def f(x, a):
+        return x + math.copysign(1.0, a)
+
+    fused = rx.fuse(f)
+    for a in (0.0, -0.0, math.nan, -1.0, 2.0, 0.0):
+        assert_same(fused(np.zeros(2), a), f(np.zeros(2), a))
+
+
+def test_arrays_that_share_memory_outside_of_the_arguments():
+    base = np.arange(6.0)
+    first, second = base[:4], base[2:]
+
+    def f(x):
+        np.add(first, x, out=first)
+        return second * 2
+
+    fused = rx.fuse(f)
+    for _ in range(2):
+        want_base = base.copy()
+        want_base[:4] += 1
+        assert_same(fused(1.0), want_base[2:] * 2)
+        assert_same(base, want_base)
+    assert fused.n_eager == 2
+
+
+def test_arguments_are_not_kept():
+    fused = rx.fuse(lambda x, y: (x + 1, y))
+    x = np.ones(3)
+    gone = weakref.ref(x)
+    fused(x, 2.0)
+    del x
+    gc.collect()
+    assert gone() is None
 
 
 def test_unhashable_arguments_run_eagerly():
