@@ -11,6 +11,7 @@ from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import result_type
 from rtxarr.geom import _edges, _fused, _masks, _messages
 from rtxarr.geom._aggregate import check_edges, check_nodes, edge_softmax
+from rtxarr.kernels import edge_attention
 from rtxarr.ops import astype, dropout, leaky_relu, reshape, sum
 from rtxarr.ops._check import check_rate, generator_or_default
 from rtxarr.ops._half import widen
@@ -122,7 +123,8 @@ def attend_mlp(
 
     ``src`` and ``dst`` have shape (n, n_heads, n_features), ``vector`` (n_heads, n_features).
     """
-    if edge is not None:
+    rows = _rows(graph, src, edge, project)
+    if edge is not None and rows is None:
 
         def score(src, dst, edge):
             total = src + dst + reshape(project(edge), src.shape)
@@ -132,10 +134,10 @@ def attend_mlp(
         out = _by_logits(graph, src, logits, dropout_rate=dropout_rate, generator=generator)
         return out, edge_softmax(graph, logits) if return_attention else None
     place = _place(graph, src, dropout_rate, generator)
-    out, _ = _fused.mlp_attention(src, dst, vector, graph=graph, slope=slope, **place)
+    out, _ = _fused.mlp_attention(src, dst, vector, rows, graph=graph, slope=slope, **place)
     if not return_attention:
         return out, None
-    return out, _weights("mlp", src, None, dst, vector, None, graph, slope)
+    return out, _weights("mlp", src, None, dst, vector, rows, graph, slope)
 
 
 def attend_dot(
@@ -146,12 +148,13 @@ def attend_dot(
     It is added to the values too.
     """
     scale = 1 / math.sqrt(query.shape[-1])
-    if edge is None:
+    rows = _rows(graph, value, edge, project)
+    if edge is None or rows is not None:
         place = _place(graph, value, dropout_rate, generator)
-        out, _ = _fused.dot_attention(value, key, query, graph=graph, scale=scale, **place)
+        out, _ = _fused.dot_attention(value, key, query, rows, graph=graph, scale=scale, **place)
         if not return_attention:
             return out, None
-        return out, _weights("dot", value, key, query, None, None, graph, scale)
+        return out, _weights("dot", value, key, query, None, rows, graph, scale)
 
     def score(key, query, edge):
         return sum((key + reshape(project(edge), key.shape)) * query, axis=-1)
@@ -166,6 +169,17 @@ def attend_dot(
     weight = edge_softmax(graph, _of_edges(graph, score, key, query * scale, edge))
     kept = dropout(weight, dropout_rate, generator=generator) if dropout_rate else weight
     return _messages.map_reduce(graph, message, total, value, None, (edge, kept)), weight
+
+
+def _rows(graph, values, edge, project):
+    """Give the features of edges, head by head, if kernels take them and there is room for all."""
+    data = raw(values)
+    if edge is None or not edge_attention.fits(data):
+        return None
+    shape = (graph.n_edges, *values.shape[1:])
+    if math.prod(shape) > _edges.chunk_of(data):
+        return None
+    return reshape(project(edge), shape)
 
 
 def _weights(kind, values, src, dst, vector, edge, graph, factor):

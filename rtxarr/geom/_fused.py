@@ -41,15 +41,21 @@ def additive_attention(values, src, dst, edge, /, *, graph, slope, place=None, r
 
 
 @differentiable(precision="any")
-def mlp_attention(values, dst, vector, /, *, graph, slope, place=None, rate=0.0):
-    """Attend with the scores ``vector @ leaky_relu(values[source] + dst[destination])``."""
-    return _attend("mlp", values, None, dst, vector, None, graph, slope, place, rate)
+def mlp_attention(values, dst, vector, edge, /, *, graph, slope, place=None, rate=0.0):
+    """Attend with the scores ``vector @ leaky_relu(values[source] + dst[destination] + edge)``.
+
+    ``edge``, of shape (n_edges, n_heads, n_features), may be None.
+    """
+    return _attend("mlp", values, None, dst, vector, edge, graph, slope, place, rate)
 
 
 @differentiable(precision="any")
-def dot_attention(values, key, query, /, *, graph, scale, place=None, rate=0.0):
-    """Attend with the scores ``scale * key[source] @ query[destination]``."""
-    return _attend("dot", values, key, query, None, None, graph, scale, place, rate)
+def dot_attention(values, key, query, edge, /, *, graph, scale, place=None, rate=0.0):
+    """Attend with the scores ``scale * (key[source] + edge) @ query[destination]``.
+
+    ``edge``, of shape (n_edges, n_heads, n_features), is added to the values too; it may be None.
+    """
+    return _attend("dot", values, key, query, None, edge, graph, scale, place, rate)
 
 
 @differentiable(precision="any")
@@ -78,7 +84,7 @@ def _scores(kind, values, src, dst, vector, edge, factor):
         wide = accumulator(values.dtype)
         src, dst = (x if x is None else astype(x, wide, copy=False) for x in (src, dst))
         return Scores(kind, src, dst, None, *_narrow(values, edge), factor)
-    return Scores(kind, *_narrow(values, src, dst, vector), None, factor)
+    return Scores(kind, *_narrow(values, src, dst, vector, edge), factor)
 
 
 def _attend(kind, values, src, dst, vector, edge, graph, factor, place, rate):
@@ -86,10 +92,23 @@ def _attend(kind, values, src, dst, vector, edge, graph, factor, place, rate):
         scores = _scores(kind, values, src, dst, vector, edge, factor)
         return kernels.attend(scores, values, edges_of(graph), place=place, rate=rate)
     dtype = values.dtype
-    values, *terms = (x if x is None else widen(x) for x in (values, src, dst, vector, edge))
-    weight = _edges.softmax_over_edges(logits_of(kind, values, *terms, graph, factor), graph=graph)
-    out = _edges.weighted_sum(_dropped(weight, place, rate), values, graph=graph)
+    values, src, dst, vector, edge = _wide(values, src, dst, vector, edge)
+    logits = logits_of(kind, values, src, dst, vector, edge, graph, factor)
+    weight = _edges.softmax_over_edges(logits, graph=graph)
+    kept = _dropped(weight, place, rate)
+    out = _edges.weighted_sum(kept, values, graph=graph)
+    if kind == "dot" and edge is not None:
+        out = out + _edges.collect(_per_head(kept) * edge, graph=graph)
     return astype(out, dtype, copy=False), weight
+
+
+def _wide(*arrays):
+    return [x if x is None else widen(x) for x in arrays]
+
+
+def _per_head(x):
+    """Give numbers of heads an axis for features."""
+    return reshape(x, (*x.shape, 1))
 
 
 def _dropped(weight, place, rate):
@@ -113,18 +132,25 @@ def _gradient(kind, g, out, values, src, dst, vector, edge, graph, factor, place
         options |= {"place": place, "rate": rate}
         sides = edges_of(graph), edges_of(graph.T)
         return kernels.attend_gradient(grad, out, kept, scores, values, *sides, **options)
-    values, src, dst, vector, edge, g, out = (
-        x if x is None else widen(x) for x in (values, src, dst, vector, edge, g, out)
-    )
+    values, src, dst, vector, edge, g, out = _wide(values, src, dst, vector, edge, g, out)
     weight = kept
     if isinstance(kept, Tensor):
         logits = logits_of(kind, values, src, dst, vector, edge, graph, factor)
         weight = _edges.softmax_over_edges(logits, graph=graph)
-    of_values = _edges.weighted_sum(_dropped(weight, place, rate), g, graph=graph.T)
-    of_weight = _dropped(_edges.edge_dot(values, g, graph=graph), place, rate)
+    kept = _dropped(weight, place, rate)
+    of_values = _edges.weighted_sum(kept, g, graph=graph.T)
+    of_weight = _edges.edge_dot(values, g, graph=graph)
+    g_of_edges = _edges.spread(g, graph=graph) if kind == "dot" and edge is not None else None
+    if g_of_edges is not None:
+        of_weight = of_weight + sum(edge * g_of_edges, axis=-1)
+    of_weight = _dropped(of_weight, place, rate)
     of_scores = weight * (of_weight - _edges.spread(sum(g * out, axis=-1), graph=graph))
-    of_term, *of_terms = _of_terms(kind, of_scores, values, src, dst, vector, edge, graph, factor)
-    return of_values if of_term is None else of_values + of_term, *of_terms
+    found = _of_terms(kind, of_scores, values, src, dst, vector, edge, graph, factor)
+    of_term, of_src, of_dst, of_vector, of_edge = found
+    if g_of_edges is not None:
+        of_edge = of_edge + _per_head(kept) * g_of_edges
+    of_values = of_values if of_term is None else of_values + of_term
+    return of_values, of_src, of_dst, of_vector, of_edge
 
 
 def _additive_terms(src, dst, edge, graph):
@@ -146,7 +172,14 @@ def logits_of(kind, values, src, dst, vector, edge, graph, factor):
         terms = _additive_terms(src, dst, edge, graph)
         return terms if factor == 1 else leaky_relu(terms, negative_slope=factor)
     if kind == "dot":
-        return _edges.edge_dot(src, dst * factor, graph=graph)
+        dst = dst * factor
+        found = _edges.edge_dot(src, dst, graph=graph)
+        return (
+            found if edge is None else found + sum(edge * _edges.spread(dst, graph=graph), axis=-1)
+        )
+    if edge is not None:
+        terms = _additive_terms(values, dst, edge, graph)
+        return sum(leaky_relu(terms, negative_slope=factor) * vector, axis=-1)
     keys = stop_gradient(values), stop_gradient(dst)  # the slopes are constant
     return _edges.gated_dot(values * vector, dst * vector, *keys, graph=graph, slope=factor)
 
@@ -162,7 +195,18 @@ def _of_terms(kind, g, values, src, dst, vector, edge, graph, factor):
         return None, of_src, of_dst, None, of_edge
     if kind == "dot":
         of_src = _edges.weighted_sum(g, dst * factor, graph=graph.T)
-        return None, of_src, _edges.weighted_sum(g, src * factor, graph=graph), None, None
+        of_dst = _edges.weighted_sum(g, src * factor, graph=graph)
+        if edge is None:
+            return None, of_src, of_dst, None, None
+        g = _per_head(g) * factor
+        of_dst = of_dst + _edges.collect(g * edge, graph=graph)
+        return None, of_src, of_dst, None, g * _edges.spread(dst, graph=graph)
+    if edge is not None:
+        terms = _additive_terms(values, dst, edge, graph)
+        g = _per_head(g) * _slope(stop_gradient(terms), factor)
+        of_vector, g = sum(g * terms, axis=0), g * vector
+        of_values, of_dst = (_edges.collect(g, graph=side) for side in (graph.T, graph))
+        return of_values, None, of_dst, of_vector, g
     keys = stop_gradient(values), stop_gradient(dst)
     of_values = _edges.gated_sum(g, keys[1], keys[0], graph=graph.T, slope=factor)
     of_dst = _edges.gated_sum(g, *keys, graph=graph, slope=factor)
@@ -177,15 +221,18 @@ def _additive_rule(g, out, values, src, dst, edge, graph, slope, place, rate):
     return of_values, of_src, of_dst, of_edge
 
 
-def _mlp_rule(g, out, values, dst, vector, graph, slope, place, rate):
-    of_values, _, of_dst, of_vector, _ = _gradient(
-        "mlp", g, out, values, None, dst, vector, None, graph, slope, place, rate
+def _mlp_rule(g, out, values, dst, vector, edge, graph, slope, place, rate):
+    of_values, _, of_dst, of_vector, of_edge = _gradient(
+        "mlp", g, out, values, None, dst, vector, edge, graph, slope, place, rate
     )
-    return of_values, of_dst, of_vector
+    return of_values, of_dst, of_vector, of_edge
 
 
-def _dot_rule(g, out, values, key, query, graph, scale, place, rate):
-    return _gradient("dot", g, out, values, key, query, None, None, graph, scale, place, rate)[:3]
+def _dot_rule(g, out, values, key, query, edge, graph, scale, place, rate):
+    of_values, of_key, of_query, _, of_edge = _gradient(
+        "dot", g, out, values, key, query, None, edge, graph, scale, place, rate
+    )
+    return of_values, of_key, of_query, of_edge
 
 
 def _projected_rule(g, out, values, vector_src, vector_dst, edge, graph, slope, place, rate):

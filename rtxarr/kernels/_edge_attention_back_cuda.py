@@ -34,11 +34,12 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
     begin, fetch, put, put_sums, total = heads_of(dtype, plan)
     exp, n_heads, n_features = arithmetic(dtype).exp, *plan[:2]
     slope_at, keep = leaky(scalar), keeps(from_memory)
-    mlp, dot = kind == "mlp", kind == "dot"
-    size, unroll, n_items = plan.kept, plan.unroll(1 + dot, dtype), plan.items
+    mlp, dot, edge_rows = kind == "mlp", kind == "dot", variant.rows
+    size, unroll, n_items = plan.kept, plan.unroll(1 + dot + edge_rows, dtype), plan.items
     n_own, n_weights, n_keys = (size if wanted else 1 for wanted in (mlp or dot, mlp, dot))
     n_near, n_keys_near = unroll * size, unroll * n_keys
-    zero, lowest = scalar(0), scalar(-np.inf)
+    n_theirs, n_of_theirs = (n_near, size) if edge_rows else (1, 1)
+    zero, one, lowest = scalar(0), scalar(1), scalar(-np.inf)
 
     @bounded(plan.threads)
     def kernel(
@@ -53,6 +54,8 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
         weights = cuda.local.array(n_weights, scalar)
         near = cuda.local.array(n_near, scalar)
         keys = cuda.local.array(n_keys_near, scalar)
+        theirs = cuda.local.array(n_theirs, scalar)  # of edges
+        of_theirs = cuda.local.array(n_of_theirs, scalar)
         up = cuda.local.array(size, scalar)
         held = cuda.local.array(n_own, scalar)
         part = cuda.local.array(n_weights, scalar)
@@ -84,10 +87,14 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
             first = start
             while first < stop:
                 for u in range(unroll):
-                    node = np.int64(indices[min(first + u, stop - 1)]) * n_heads + head
+                    at = min(first + u, stop - 1)
+                    node = np.int64(indices[at]) * n_heads + head
                     fetch(values, node * n_features, near, u * size)
                     if dot:
                         fetch(src, node * n_features, keys, u * size)
+                    if edge_rows:
+                        number = np.int64(ids[at] if numbered else at) * n_heads + head
+                        fetch(edge, number * n_features, theirs, u * size)
                 for u in range(unroll):
                     at = min(first + u, stop - 1)
                     number = np.int64(ids[at] if numbered else at) * n_heads + head
@@ -95,9 +102,14 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
                     if mlp or dot:
                         for i in range(size):
                             if dot:
+                                if edge_rows:
+                                    keys[u * size + i] += theirs[u * size + i]
+                                    near[u * size + i] += theirs[u * size + i]
                                 term += own[i] * keys[u * size + i]
                             else:
                                 x = own[i] + near[u * size + i]
+                                if edge_rows:
+                                    x += theirs[u * size + i]
                                 term += weights[i] * (x * slope_at(x, factor))
                         term = total(term)
                         score = term * factor if dot else term
@@ -110,23 +122,37 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
                     for i in range(size):
                         of_weight += up[i] * near[u * size + i]
                     of_weight = total(of_weight)
+                    kept = one
                     if drops:
                         if keep(number, place, offset, stream, key, threshold):
+                            kept = scale
                             of_weight *= scale
                         else:
+                            kept = zero
                             of_weight = zero
                     if first + u < stop:
-                        of_score = exp(score - shift) * (of_weight - delta)
+                        weight = exp(score - shift)
+                        of_score = weight * (of_weight - delta)
                         if mlp:
                             for i in range(size):
                                 x = own[i] + near[u * size + i]
+                                if edge_rows:
+                                    x += theirs[u * size + i]
                                 slope = of_score * slope_at(x, factor)
                                 held[i] += slope
                                 part[i] += slope * x
+                                if edge_rows:
+                                    of_theirs[i] = slope * weights[i]
                         elif dot:
                             for i in range(size):
                                 held[i] += of_score * keys[u * size + i]
-                        else:
+                                if edge_rows:
+                                    of_theirs[i] = (
+                                        of_score * factor * own[i] + weight * kept * up[i]
+                                    )
+                        if edge_rows:
+                            put(of_edge, number * n_features, of_theirs)
+                        if not (mlp or dot):
                             of_score *= slope_at(term, factor)
                             of_own_term += of_score
                             if edges and cuda.threadIdx.x == 0:
@@ -166,11 +192,12 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
     begin, fetch, put, put_sums, total = heads_of(dtype, plan)
     exp, n_heads, n_features = arithmetic(dtype).exp, *plan[:2]
     slope_at, keep = leaky(scalar), keeps(from_memory)
-    mlp, dot = kind == "mlp", kind == "dot"
-    size, unroll = plan.kept, plan.unroll(1 + (mlp or dot), dtype)
+    mlp, dot, edge_rows = kind == "mlp", kind == "dot", variant.rows
+    size, unroll = plan.kept, plan.unroll(1 + (mlp or dot) + edge_rows, dtype)
     n_keys, n_weights = (size if wanted else 1 for wanted in (dot, mlp))
     n_other = size if mlp or dot else 1
     n_near, n_others_near = unroll * size, unroll * n_other
+    n_theirs = n_near if edge_rows else 1
     zero, lowest = scalar(0), scalar(-np.inf)
 
     @bounded(plan.threads)
@@ -187,6 +214,7 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
         weights = cuda.local.array(n_weights, scalar)
         near = cuda.local.array(n_near, scalar)
         others = cuda.local.array(n_others_near, scalar)
+        theirs = cuda.local.array(n_theirs, scalar)  # of edges
         held = cuda.local.array(size, scalar)
         held_key = cuda.local.array(n_keys, scalar)
         row, start = np.int64(rows[item]), starts[item]
@@ -207,10 +235,14 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
         first = start
         while first < stop:
             for u in range(unroll):
-                node = np.int64(indices[min(first + u, stop - 1)]) * n_heads + head
+                at = min(first + u, stop - 1)
+                node = np.int64(indices[at]) * n_heads + head
                 fetch(grad, node * n_features, near, u * size)
                 if mlp or dot:
                     fetch(dst, node * n_features, others, u * size)
+                if edge_rows:
+                    number = np.int64(ids[at] if numbered else at) * n_heads + head
+                    fetch(edge, number * n_features, theirs, u * size)
             for u in range(unroll):
                 at = min(first + u, stop - 1)
                 node = np.int64(indices[at]) * n_heads + head
@@ -219,10 +251,12 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
                 term, of_weight = own_term, zero
                 if mlp or dot:
                     for i in range(size):
+                        x = own_key[i] if dot else own[i] + others[u * size + i]
+                        if edge_rows:
+                            x += theirs[u * size + i]
                         if dot:
-                            term += own_key[i] * others[u * size + i]
+                            term += x * others[u * size + i]
                         else:
-                            x = own[i] + others[u * size + i]
                             term += weights[i] * (x * slope_at(x, factor))
                     term = total(term)
                     score = term * factor if dot else term
@@ -233,7 +267,10 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
                         term += load_one(edge, number)[0]
                     score = term * slope_at(term, factor)
                 for i in range(size):
-                    of_weight += own[i] * near[u * size + i]
+                    value = own[i]
+                    if dot and edge_rows:
+                        value += theirs[u * size + i]
+                    of_weight += value * near[u * size + i]
                 of_weight = total(of_weight)
                 if first + u < stop:
                     weight = exp(score - (logarithm if logarithm > lowest else zero))
@@ -250,6 +287,8 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
                         held[i] += share * near[u * size + i]
                         if mlp:
                             x = own[i] + others[u * size + i]
+                            if edge_rows:
+                                x += theirs[u * size + i]
                             held[i] += weights[i] * (of_score * slope_at(x, factor))
                         elif dot:
                             held_key[i] += of_score * others[u * size + i]

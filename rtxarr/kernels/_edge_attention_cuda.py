@@ -3,8 +3,8 @@
 Three kinds of scores of the edge from ``j`` to ``i``, for each head:
 
 - "additive": ``leaky_relu(src[j] + dst[i] + edge)``, or ``edge`` alone;
-- "mlp": ``vector . leaky_relu(values[j] + dst[i])``;
-- "dot": ``factor * src[j] . dst[i]``.
+- "mlp": ``vector . leaky_relu(values[j] + dst[i] + edge)``;
+- "dot": ``factor * (src[j] + edge) . dst[i]``, where ``edge`` is added to the values too.
 
 Arrays are flat; ``factor`` is the slope of the leaky ReLU or that of the products.
 """
@@ -32,7 +32,7 @@ class Variant(NamedTuple):
     kind : str
         Of scores, see above.
     nodes, edges : bool
-        Whether additive scores have terms of nodes, and of edges.
+        Whether additive scores have terms of nodes; whether there is ``edge``.
     numbered : bool
         Whether edges are numbered otherwise than they are stored.
     drops, from_memory : bool
@@ -45,6 +45,11 @@ class Variant(NamedTuple):
     numbered: bool = False
     drops: bool = False
     from_memory: bool = False
+
+    @property
+    def rows(self) -> bool:
+        """Whether edges have rows of features like the nodes, not numbers."""
+        return self.edges and self.kind != "additive"
 
 
 @functools.cache
@@ -59,10 +64,11 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
     begin, fetch, put, put_sums, total = heads_of(dtype, plan)
     larger, _, exp, _, _ = arithmetic(dtype)
     slope_at, keep, n_heads, n_features = leaky(scalar), keeps(from_memory), *plan[:2]
-    mlp, dot = kind == "mlp", kind == "dot"
-    size, unroll = plan.kept, plan.unroll(1 + dot, dtype)
+    mlp, dot, edge_rows = kind == "mlp", kind == "dot", variant.rows
+    size, unroll = plan.kept, plan.unroll(1 + dot + edge_rows, dtype)
     n_own, n_weights, n_keys = (size if wanted else 1 for wanted in (mlp or dot, mlp, dot))
     n_near, n_keys_near = unroll * size, unroll * n_keys
+    n_theirs = n_near if edge_rows else 1
     zero, one, lowest = scalar(0), scalar(1), scalar(-np.inf)
 
     @bounded(plan.threads)
@@ -77,6 +83,7 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
         weights = cuda.local.array(n_weights, scalar)
         near = cuda.local.array(n_near, scalar)
         keys = cuda.local.array(n_keys_near, scalar)
+        theirs = cuda.local.array(n_theirs, scalar)  # of edges
         shares = cuda.local.array(unroll, scalar)
         held = cuda.local.array(size, scalar)
         start = starts[item]
@@ -98,6 +105,9 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
                 at = min(first + u, stop - 1)
                 node = np.int64(indices[at]) * n_heads + head
                 fetch(values, node * n_features, near, u * size)
+                if edge_rows:
+                    number = np.int64(ids[at] if numbered else at) * n_heads + head
+                    fetch(edge, number * n_features, theirs, u * size)
                 if dot:
                     fetch(src, node * n_features, keys, u * size)
                 elif not mlp:
@@ -113,10 +123,16 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
                 if mlp or dot:
                     term = zero
                     for i in range(size):
+                        at = u * size + i
                         if dot:
-                            term += own[i] * keys[u * size + i]
+                            if edge_rows:
+                                keys[at] += theirs[at]
+                                near[at] += theirs[at]
+                            term += own[i] * keys[at]
                         else:
-                            x = own[i] + near[u * size + i]
+                            x = own[i] + near[at]
+                            if edge_rows:
+                                x += theirs[at]
                             term += weights[i] * (x * slope_at(x, factor))
                     term = total(term)
                     shares[u] = term * factor if dot else term

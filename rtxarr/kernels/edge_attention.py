@@ -47,8 +47,9 @@ class Scores(NamedTuple):
         "additive": of float32 (float64 for float64), shape (n, n_heads), or None for both. "mlp":
         ``dst`` alone, and "dot": both, of the dtype and the shape of the values of nodes.
     vector : array, shape (n_heads, n_features), for "mlp"; else None
-    edge : array of the values' dtype, shape (n_edges, n_heads), or None
-        Only for "additive", in the order of the edges' numbers.
+    edge : array of the values' dtype, or None
+        In the order of the edges' numbers: for "additive" of shape (n_edges, n_heads), else
+        (n_edges, n_heads, n_features).
     factor : float
         Slope of the leaky ReLU below zero, or factor of the products.
     """
@@ -163,7 +164,7 @@ def attend_gradient(
     -------
     of_values, of_src, of_dst, of_vector, of_edge : array, or None where there is nothing
         With the shapes of what they belong to, and their dtypes but for ``of_vector`` and
-        ``of_edge``, which have that of ``lse``.
+        the ``of_edge`` of numbers, which have that of ``lse``.
     """
     from rtxarr.kernels._edge_attention_back_cuda import by_destinations, by_sources
 
@@ -174,7 +175,9 @@ def attend_gradient(
     grad, out, logs = (row_by_row(x) for x in (grad, out, lse))
     of_values = xp.empty(values.shape, dtype=dtype)
     of_src, of_dst = (None if x is None else xp.empty(x.shape, dtype=x.dtype) for x in scores[1:3])
-    of_edge = None if scores.edge is None else xp.empty(scores.edge.shape, dtype=scalar)
+    of_edge = None
+    if scores.edge is not None:
+        of_edge = xp.empty(scores.edge.shape, dtype=dtype if given.variant.rows else scalar)
     found = xp.empty(2 * logs.shape[0], dtype=scalar)
     plan = given.plan(grad, out, *(() if projections is None else map(row_by_row, projections)))
     numbers = n_heads if kind == "additive" else width  # of a node's part in a score
@@ -244,7 +247,7 @@ class _Given:
             _or(src, alike), _or(dst, alike), flat, _or(vector, flat), _or(edge, flat),
             scalar(factor),
         )  # fmt: skip
-        self.rows = [flat, vector] if kind == "additive" else [flat, src, dst, vector]
+        self.rows = [flat, vector] if kind == "additive" else [flat, src, dst, vector, edge]
         words = place if drops and not from_memory else (np.uint64(0),) * 3
         self.drop = (
             place if from_memory else xp.empty(0, dtype=xp.uint64), *words, threshold(rate),

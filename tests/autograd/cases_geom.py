@@ -47,6 +47,7 @@ SQUARE = geom.Graph.from_edges(
 )
 X5, SCORES = rng.standard_normal((5, 2, 3)), rng.standard_normal((7, 2))
 SRC, DST = rng.standard_normal((4, 2)), rng.standard_normal((3, 2))
+EDGES3 = rng.standard_normal((6, 2, 3))
 VECTORS = rng.standard_normal((2, 2, 3))
 PLACE = {"place": (np.uint64(1), np.uint64(2), np.uint64(3)), "rate": 0.3}
 
@@ -70,12 +71,12 @@ CASES = {
         (attention("additive", 1.0), (X3, None, None, EDGES)),
     ],
     "mlp_attention": [
-        (attention("mlp", 0.2), (X3, Y3, VECTORS[0])),
-        (attention("mlp", 0.2, **PLACE), (X3, Y3, VECTORS[0])),
+        (attention("mlp", 0.2), (X3, Y3, VECTORS[0], None)),
+        (attention("mlp", 0.2, **PLACE), (X3, Y3, VECTORS[0], EDGES3)),
     ],
     "dot_attention": [
-        (attention("dot", 0.5), (X3, -X3, Y3)),
-        (attention("dot", 0.5, **PLACE), (X3, -X3, Y3)),
+        (attention("dot", 0.5), (X3, -X3, Y3, None)),
+        (attention("dot", 0.5, **PLACE), (X3, -X3, Y3, EDGES3)),
     ],
     "projected_attention": [
         (attention("projected", 0.2, graph=SQUARE), (X5, *VECTORS, None)),

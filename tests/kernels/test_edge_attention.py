@@ -14,6 +14,7 @@ DTYPES = ["float32", "float64", "float16", ml_dtypes.bfloat16]
 # Relative to the largest number.
 PRECISION = {"float32": 3e-6, "float64": 1e-13, "float16": 3e-3, "bfloat16": 2e-2}
 KINDS = ["additive", "terms-of-edges", "edges-alone", "mlp", "dot", "projected"]
+KINDS += ["mlp-edges", "dot-edges"]
 ON_GPU = pytest.mark.parametrize(
     "place", [pytest.param("gpu", marks=pytest.mark.gpu)], indirect=True
 )
@@ -28,6 +29,8 @@ SOME = [(kind, "float32", 2, 4) for kind in KINDS] + [
     ("mlp", "float16", 2, 8),
     ("mlp", "float32", 2, 2),
     ("dot", ml_dtypes.bfloat16, 1, 8),
+    ("mlp-edges", ml_dtypes.bfloat16, 1, 8),
+    ("dot-edges", "float64", 1, 2),
     ("dot", "float64", 1, 3),
     ("projected", "float32", 1, 3),
     ("projected", "float64", 2, 1),
@@ -50,10 +53,12 @@ def arguments(kind, graph, n_heads, n_features, dtype):
         return rng.standard_normal((n, n_heads)).astype(dtype)
 
     values = draw(graph.n_src)
-    if kind == "mlp":
-        return {"values": values, "dst": draw(graph.n_dst), "vector": draw()}
-    if kind == "dot":
-        return {"values": values, "src": draw(graph.n_src), "dst": draw(graph.n_dst)}
+    edge = draw(graph.n_edges) if kind.endswith("-edges") else None
+    if kind.startswith("mlp"):
+        return {"values": values, "dst": draw(graph.n_dst), "vector": draw(), "edge": edge}
+    if kind.startswith("dot"):
+        src, dst = draw(graph.n_src), draw(graph.n_dst)
+        return {"values": values, "src": src, "dst": dst, "edge": edge}
     if kind == "projected":
         return {"values": values, "vector": draw(), "vector_dst": draw(), "edge": None}
     given = {"values": values, "src": numbers(graph.n_src), "dst": numbers(graph.n_dst)}
@@ -66,9 +71,9 @@ def arguments(kind, graph, n_heads, n_features, dtype):
 
 
 def call(kind, graph, given, **options):
-    if kind in ("mlp", "dot"):
-        function = {"mlp": _fused.mlp_attention, "dot": _fused.dot_attention}[kind]
-        options["scale" if kind == "dot" else "slope"] = 0.3
+    if kind[:3] in ("mlp", "dot"):
+        function = {"mlp": _fused.mlp_attention, "dot": _fused.dot_attention}[kind[:3]]
+        options["scale" if kind.startswith("dot") else "slope"] = 0.3
     else:
         projected = kind == "projected"
         function = _fused.projected_attention if projected else _fused.additive_attention
@@ -79,11 +84,11 @@ def call(kind, graph, given, **options):
 def logits_of(kind, graph, values, src=None, dst=None, vector=None, vector_dst=None, edge=None):
     """Give the scores of edges."""
     at_src, at_dst = graph.src, graph.dst
-    if kind == "mlp":
-        x = values[at_src] + dst[at_dst]
+    if kind.startswith("mlp"):
+        x = values[at_src] + dst[at_dst] + (0 if edge is None else edge)
         return (np.where(x > 0, x, 0.3 * x) * vector).sum(-1)
-    if kind == "dot":
-        return 0.3 * (src[at_src] * dst[at_dst]).sum(-1)
+    if kind.startswith("dot"):
+        return 0.3 * ((src[at_src] + (0 if edge is None else edge)) * dst[at_dst]).sum(-1)
     if kind == "projected":
         src, dst = (values * vector).sum(-1), (values * vector_dst).sum(-1)
     x = 0 if src is None else src[at_src] + dst[at_dst]
@@ -113,20 +118,26 @@ def reference(kind, graph, given, grad, kept):
     """Give the results and the gradients in float64."""
     given = {k: x if x is None else x.astype(np.float64) for k, x in given.items()}
     grad, values, at_src, at_dst = grad.astype(np.float64), given["values"], graph.src, graph.dst
+    edge = 0 if given["edge"] is None else given["edge"]
+    messages = values[at_src] + (edge if kind.startswith("dot") else 0)
     weights, lse = weights_of(graph, logits_of(kind, graph, **given))
-    out = summed((weights * kept)[..., None] * values[at_src], at_dst, graph.n_dst)
+    out = summed((weights * kept)[..., None] * messages, at_dst, graph.n_dst)
     delta = (out * grad).sum(-1)
-    of_weights = kept * (grad[at_dst] * values[at_src]).sum(-1)
+    of_weights = kept * (grad[at_dst] * messages).sum(-1)
     of_logits = weights * (of_weights - delta[at_dst])
-    of = {"values": summed((weights * kept)[..., None] * grad[at_dst], at_src, graph.n_src)}
-    if kind == "dot":
-        of["src"] = 0.3 * summed(of_logits[..., None] * given["dst"][at_dst], at_src, graph.n_src)
-        of["dst"] = 0.3 * summed(of_logits[..., None] * given["src"][at_src], at_dst, graph.n_dst)
-    elif kind == "mlp":
-        x = values[at_src] + given["dst"][at_dst]
+    of_messages = (weights * kept)[..., None] * grad[at_dst]
+    of = {"values": summed(of_messages, at_src, graph.n_src)}
+    if kind.startswith("dot"):
+        key, query = given["src"][at_src] + edge, given["dst"][at_dst]
+        of["src"] = 0.3 * summed(of_logits[..., None] * query, at_src, graph.n_src)
+        of["dst"] = 0.3 * summed(of_logits[..., None] * key, at_dst, graph.n_dst)
+        of["edge"] = 0.3 * of_logits[..., None] * query + of_messages
+    elif kind.startswith("mlp"):
+        x = values[at_src] + given["dst"][at_dst] + edge
         slope = np.where(x > 0, 1, 0.3) * of_logits[..., None]
-        of["values"] += summed(slope * given["vector"], at_src, graph.n_src)
-        of["dst"] = summed(slope * given["vector"], at_dst, graph.n_dst)
+        of["edge"] = slope * given["vector"]
+        of["values"] += summed(of["edge"], at_src, graph.n_src)
+        of["dst"] = summed(of["edge"], at_dst, graph.n_dst)
         of["vector"] = (slope * x).sum(0)
     else:
         if kind != "edges-alone":  # the sign of the score is that of what the slope is taken at
@@ -195,7 +206,7 @@ def test_all_types_and_widths(place, skewed, kind, dtype, n_heads, n_features):
     check(skewed, place, kind, dtype, n_heads, n_features)
 
 
-@pytest.mark.parametrize("kind", ["terms-of-edges", "mlp", "dot"])
+@pytest.mark.parametrize("kind", ["terms-of-edges", "mlp", "dot", "dot-edges"])
 def test_dropout_takes_the_words_of_the_stream(place, skewed, kind):
     """Word ``e * n_heads + h`` from the offset on: as dropout of the weights does."""
     n_heads, n_features = 3, 4
@@ -248,7 +259,7 @@ def test_scores_that_are_not_finite(place):
 
 
 @pytest.mark.parametrize("n_src, n_dst, n_edges", [(3, 2, 0), (0, 2, 0), (2, 0, 0), (0, 0, 0)])
-@pytest.mark.parametrize("kind", KINDS[:-1])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "projected"])
 def test_graphs_without_edges(place, kind, n_src, n_dst, n_edges):
     none = np.zeros(n_edges, np.int64)
     graph = geom.Graph.from_edges(none, none, n_src=n_src, n_dst=n_dst)

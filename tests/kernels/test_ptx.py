@@ -428,6 +428,9 @@ def edge_attention_variants():
         variants = [Variant("additive"), Variant("mlp"), Variant("dot")]
         if n_features == 128:
             variants = [Variant("additive", False, **options), Variant("mlp", drops=True)]
+            variants += [Variant("dot", **options), Variant("mlp", edges=True)]
+        if name == "float16":
+            variants += [Variant("mlp", edges=True), Variant("dot", edges=True)]
         if n_features == 7:
             variants = [Variant("additive", True, **options, from_memory=True)]
         for variant in variants:
@@ -464,7 +467,8 @@ def edge_attention_back_cases():
 
     for (name, scalar, *_), plan, variant in edge_attention_variants():
         title, first = f"{name}-{plan.n_features}-{variant}", (*ITEMS, INTEGER_POINTERS)
-        signature = (*first, *edge_attention_signature(name, scalar, variant, "vvsstsss"))
+        rest = "vvsst" + ("v" if variant.rows else "s") + "ss"
+        signature = (*first, *edge_attention_signature(name, scalar, variant, rest))
         yield f"by-destinations-{title}", by_destinations(dtype_of(name), plan, variant), signature
         signature = (*first, *edge_attention_signature(name, scalar, variant, "vstvvtss"))
         projected = variant.kind == "additive" and variant.nodes
