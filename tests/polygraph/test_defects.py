@@ -3,14 +3,20 @@
 Right values are NumPy's. Each test names the reports that it comes from.
 """
 
+import math
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 
 import rtxarr as rx
+from rtxarr.polygraph import _ir as ir
 
 from .fused import BACKENDS, assert_same, check
+from .test_cuda_backend import kernels_of
 
 f4, f2 = np.float32, np.float16
 
@@ -267,3 +273,49 @@ def test_signs_rounding_and_clipping():
     assert_same(fused_value(np.round, halves), np.array([0.0, 2.0, 2.0, -0.0]))
     got = fused_value(lambda x: x.clip(-5, 5), np.array([-100, 100, 3], np.int8))
     assert_same(got, np.array([-5, 5, 3], np.int8))
+
+
+_PROCESS = """
+import numpy as np
+import rtxarr as rx
+from rtxarr.polygraph import cache_info
+f = rx.fuse(lambda x: np.sqrt(x * 3.25 + 1) - x)
+x = np.arange(5000, dtype="f4")
+assert (f(x) == np.sqrt(x * np.float32(3.25) + 1) - x).all()
+assert not f.reasons, f.reasons
+print(cache_info().compiled)
+"""
+
+
+def _compiled_by(folder, n):
+    """Start processes together; return how many kernels they compiled."""
+    own = {**os.environ, "RTXARR_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-c", _PROCESS]
+    started = [
+        subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) for _ in range(n)
+    ]
+    found = [p.communicate()[0] for p in started]
+    assert all(p.returncode == 0 for p in started)
+    return sum(map(int, found))
+
+
+def test_processes_that_need_one_kernel_compile_it_once(tmp_path):
+    """cupy#9463, DeepGEMM#301, flashinfer#4062, pytorch#156010."""
+    assert _compiled_by(tmp_path, 3) == 1
+
+
+def test_a_kernel_is_found_by_the_next_process(tmp_path):
+    """cupy#7391, chainer#1348; that other versions and devices have other keys: test_cache."""
+    assert _compiled_by(tmp_path, 1) == 1
+    assert _compiled_by(tmp_path, 1) == 0
+    (file,) = (f for f in tmp_path.rglob("polygraph-*") if f.stat().st_size > 100)
+    file.write_bytes(file.read_bytes()[:-50])
+    assert _compiled_by(tmp_path, 1) == 1
+
+
+def test_a_reduction_fills_the_gpu():
+    """cupy#9008: 4 blocks, on a GPU of 132 processors."""
+    x, n = ir.input_node(0, "f4", (4096, 512)), ir.input_node(1, "f4", (4096,))
+    total = ir.reduce_node("sum", x, (1,))
+    (kernel,) = kernels_of(ir.Graph([x, n], [ir.map_node("greater", total, n)]))
+    assert math.prod(kernel.launches[0].grid) >= 132
