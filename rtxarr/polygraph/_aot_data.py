@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import dtypes  # noqa: F401  (makes bfloat16 known to NumPy)
+from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph import _trace
 
 _CONTAINERS = {"tuple": tuple, "list": list}
@@ -165,6 +166,28 @@ def function_of(name: str) -> Callable:
     return found
 
 
+def check_attrs(op: str, attrs: tuple) -> None:
+    """See that the attributes of an operation are such as it has: some become text."""
+    if op == "call":
+        check_call(attrs[0], attrs[1])
+        return
+    if op == "constant":
+        good = len(attrs) == 1 and isinstance(attrs[0], np.generic)
+    elif op in ir.TRANSFORMS:
+        *sizes, norm = attrs
+        good = _are_ints(tuple(sizes)) and norm in ("backward", "ortho", "forward", None)
+    elif op == "segment_reduce":
+        good = len(attrs) == 1 and attrs[0] in ir.SEGMENTS
+    else:
+        good = _are_ints(attrs)
+    if not good:
+        raise ValueError(f"not what {op} has: {attrs!r:.100}")
+
+
+def _are_ints(x: Any) -> bool:
+    return all(map(_are_ints, x)) if type(x) is tuple else type(x) is int
+
+
 def check_call(function: Any, options: tuple) -> None:
     """See that a call is of one of the library's functions of arrays."""
     inner = getattr(function, "function", function)  # it may come with some of its arguments
@@ -278,4 +301,4 @@ def checked_expression(text: Any, n_numbers: int) -> str:
             good = type(at) is int and 0 <= at < max(n_numbers, 2)
         if not good:
             raise ValueError(f"not an expression of numbers: {text!r:.100}")
-    return text
+    return ast.unparse(tree)

@@ -410,8 +410,7 @@ class _LoadedProgram(Program):
             return ir.input_node(data.index_of(attrs[0], n_inputs), dtype, data.shape_of(shape))
         if op not in _RULES and op not in CONTROL:
             raise ValueError(f"not an operation: {op!r}")
-        if op == "call":
-            data.check_call(attrs[0], attrs[1])
+        data.check_attrs(op, attrs)
         return ir.make(op, src, (*graphs, *attrs), dtype, data.shape_of(shape))
 
     def _read_steps(self, given: list, parts: dict[int, list]) -> list[Step]:
