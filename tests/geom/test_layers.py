@@ -632,3 +632,24 @@ def test_a_gpu_gives_the_same(name):
         found.append([rx.Tensor(a).numpy() for a in (out.data, t.grad, *grads)])
     for got, want in zip(*found, strict=True):
         assert_close(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+@pytest.mark.parametrize("edge_channels", [None, 2])
+def test_a_gpu_drops_the_same_weights_of_attention(name, edge_channels):
+    src, dst, _, attr = edges()
+    graph = geom.Graph.from_edges(src, dst, n_nodes=6)
+    x, found = np.random.default_rng(16).standard_normal((6, 3)), []
+    for device in ("cpu", "cuda:0"):
+        make = getattr(geom, name)
+        kept = {"heads": 2, "dropout": 0.5, "edge_channels": edge_channels}
+        layer = make(3, 2, **kept, **options("float64"), device=device)
+        layer.generator = rx.random.Generator(5)
+        given = [rx.asarray(a, device=device) for a in ([attr] if edge_channels else [])]
+        t = rx.Tensor(rx.asarray(x, device=device), requires_grad=True)
+        out = layer(graph.to_device(device), t, *given)
+        rx.sum(out * out).backward()
+        found.append([rx.Tensor(a).numpy() for a in (out.data, t.grad)])
+    for got, want in zip(*found, strict=True):
+        assert_close(got, want)
