@@ -139,7 +139,7 @@ class Fused:
     def of(self, function: Callable, name: str) -> Fused:
         """Return another function fused in the same way."""
         made = Fused(function, mode=self.mode, backend=self.backend)
-        made.__name__ = name
+        made.__dict__["__name__"] = name
         return made
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:

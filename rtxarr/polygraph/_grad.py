@@ -99,14 +99,14 @@ class Differentiable:
             tensors = [x if isinstance(x, Tensor) else leaves[x] for x in backward.originals]
             edges = [(t.node, t.slot, t.data.shape, t.data.dtype) for t in tensors]
             guards = [
-                (store_of(tensor), tensor.store[0])
+                _guard(tensor)
                 for number, tensor in zip(backward.numbers, tensors, strict=True)
                 if number in backward.used_inputs
             ]
             for number, place in backward.guarded_arguments:
                 tensor = leaves[place] if isinstance(place, int) else place
                 if number in backward.used_inputs:
-                    guards.append((store_of(tensor), tensor.store[0]))
+                    guards.append(_guard(tensor))
             kept = [roots[i] for i in backward.kept_places]
             arrays = [*map(_contiguous, kept), *(inputs[i] for i in backward.used_inputs)]
             call = _Call(leaves, edges, getattr(self._drawn, "log", None))
@@ -116,7 +116,7 @@ class Differentiable:
             for slot, tensor in enumerate(results):
                 tensor.node, tensor.slot = node, slot
                 if backward.kept_results[slot]:
-                    guards.append((store_of(tensor), tensor.store[0]))
+                    guards.append(_guard(tensor))
             if len(results) > 1:
                 node.outputs = [(t.data.shape, t.data.dtype) for t in results]
             if state.mode & (OBSERVED | PROFILED):
@@ -132,6 +132,12 @@ class Differentiable:
             own = getattr(program, "explain", None)
             lines += [f"{name}:", own() if own is not None else _ir.text(graph)]
         return "\n".join(lines)
+
+
+def _guard(tensor: Tensor) -> tuple[list[int], int]:
+    """Return the mutation counter of a tensor, and where it stands."""
+    store = store_of(tensor)
+    return store, store[0]
 
 
 class _Call:
@@ -328,7 +334,7 @@ class _Backward:
         inputs, roots = cut_above(leaves, roots)
         first = len(self._kept_nodes)
         places = {number: first + i for i, number in enumerate(self.used_inputs)}
-        seen = _BackwardTrace(trace, inputs, places)
+        seen: Any = _BackwardTrace(trace, inputs, places)
         scalars = [p for n, p in places.items() if recording.is_scalar(trace.sources[n])]
         graph = _ir.Graph(inputs, roots, (), scalars)
         numbers = iter(range(len(roots)))

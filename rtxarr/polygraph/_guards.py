@@ -125,8 +125,8 @@ class Surroundings:
             keywords = {k: self._value(v, (), 0) for k, v in f.keywords.items()}
             return functools.partial(inner, *args, **keywords)
         if isinstance(f, types.MethodType):
-            names = _names(f.__func__.__code__) if hasattr(f.__func__, "__code__") else ()
-            self._object(f.__self__, names, 0)
+            code = getattr(f.__func__, "__code__", None)
+            self._object(f.__self__, () if code is None else _names(code), 0)
             inner = self._function(f.__func__)
             return f if inner is f.__func__ else types.MethodType(inner, f.__self__)
         if not isinstance(f, types.FunctionType):

@@ -22,7 +22,7 @@ def _is_listed(k: Any) -> bool:
 def _normal(key: Any) -> tuple:
     """Return the parts of an index, its numbers plain ints."""
     key = key if isinstance(key, tuple) else (key,)
-    parts = []
+    parts: list[Any] = []
     for k in key:
         if k is None or k is Ellipsis:
             parts.append(k)
@@ -189,7 +189,7 @@ def _filling(value: Any, part: Tracer) -> _ir.Node:
         if isinstance(value, (Scalar, complex, float, int)) and part.dtype.kind in "iub":
             value = as_array(value) if part.dtype.kind == "b" or _is_float(value) else value
         elif part.dtype.kind == "f" and isinstance(value, complex):
-            float(value)  # raises as NumPy does
+            float(value)  # type: ignore[arg-type]  # raises as NumPy does
     if isinstance(value, Tracer):
         if value.dtype.kind == "c" and part.dtype.kind not in "cb":
             raise concretization("writing complex numbers to a real array")

@@ -49,7 +49,7 @@ def store(out: Tracer, value: Any) -> Tracer:
     """Write a result into an array that was given for it, if its kind may be cast to that."""
     value = as_array(value)
     if not np.can_cast(value.dtype, out.dtype, "same_kind"):
-        raise np._core._exceptions.UFuncTypeError(
+        raise np._core._exceptions.UFuncTypeError(  # type: ignore[attr-defined]
             f"Cannot cast output from dtype('{value.dtype}') to dtype('{out.dtype}') with casting "
             "rule 'same_kind'"
         )
@@ -60,6 +60,10 @@ def store(out: Tracer, value: Any) -> Tracer:
         )
     out.write(maps.cast_node(value.node, out.dtype))
     return out
+
+
+def _unary(ufunc: np.ufunc) -> Any:
+    return lambda self: elementwise(ufunc, self)
 
 
 def _of(ufunc: np.ufunc) -> Any:
@@ -94,13 +98,13 @@ for _name, _ufunc in {
     "ge": np.greater_equal,
 }.items():
     setattr(Tracer, f"__{_name}__", _operator(_of(_ufunc))[0])
-for _name, _ufunc in {
+for _name, _one in {
     "neg": np.negative,
     "pos": np.positive,
     "abs": np.absolute,
     "invert": np.invert,
 }.items():
-    setattr(Tracer, f"__{_name}__", lambda self, _ufunc=_ufunc: elementwise(_ufunc, self))
+    setattr(Tracer, f"__{_name}__", _unary(_one))
 
 
 def _divmod(self, other):
@@ -387,11 +391,14 @@ for _name, _what in {
     "tolist": "tolist()",
 }.items():
     setattr(Tracer, _name, _refuse(_what))
-Tracer.T = property(_transposed)
-Tracer.mT = property(namespace.matrix_transpose)
-Tracer.real = _set_part("real")
-Tracer.imag = _set_part("imag")
-Tracer.flat = property(_refuse("flat"))
-Tracer.flags = property(_refuse("flags"))
-Tracer.ctypes = property(_refuse("ctypes"))
-Tracer.data = property(_refuse("data"))
+for _name, _property in {
+    "T": property(_transposed),
+    "mT": property(namespace.matrix_transpose),
+    "real": _set_part("real"),
+    "imag": _set_part("imag"),
+    "flat": property(_refuse("flat")),
+    "flags": property(_refuse("flags")),
+    "ctypes": property(_refuse("ctypes")),
+    "data": property(_refuse("data")),
+}.items():
+    setattr(Tracer, _name, _property)

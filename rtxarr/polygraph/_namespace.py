@@ -142,15 +142,11 @@ _UFUNCS = (
 
 
 def _ufunc(name: str, ufunc: np.ufunc) -> Any:
+    function: Any
     if ufunc.nin == 1:
-
-        def function(x, /):
-            return elementwise(ufunc, x)
+        function = lambda x, /: elementwise(ufunc, x)  # noqa: E731
     else:
-
-        def function(x1, x2, /):
-            return elementwise(ufunc, x1, x2)
-
+        function = lambda x1, x2, /: elementwise(ufunc, x1, x2)  # noqa: E731
     function.__name__ = function.__qualname__ = name
     return function
 

@@ -333,7 +333,7 @@ def _nan_to_num(x, copy=True, nan=0.0, posinf=None, neginf=None):
 @functools.cache
 def _handlers() -> dict[Callable, Callable]:
     """Return what answers each function of NumPy's."""
-    found = {
+    found: dict[Callable, Callable] = {
         np.array_split: _split,
         np.average: _average,
         np.clip: lambda x, *bounds, **options: as_array(x).clip(*bounds, **options),
@@ -358,7 +358,11 @@ def _handlers() -> dict[Callable, Callable]:
         np.vstack: _vstack,
         np.where: _where,
         np.result_type: lambda *args: _namespace().result_type(*args),
-        np.can_cast: lambda a, b, casting="safe": np.can_cast(getattr(a, "dtype", a), b, casting),
+        np.can_cast: lambda a, b, casting="safe": np.can_cast(
+            getattr(a, "dtype", a),  # type: ignore[arg-type]
+            b,
+            casting,
+        ),
         np.real: lambda x: as_array(x).real,
         np.imag: lambda x: as_array(x).imag,
         np.iscomplexobj: lambda x: as_array(x).dtype.kind == "c",

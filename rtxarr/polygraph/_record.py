@@ -298,7 +298,7 @@ def _trace_tensors(change: int) -> None:
     global _n_traced
     with _lock:
         _n_traced += change
-        Tensor.data = _seen if _n_traced else _slot  # type: ignore[method-assign,assignment]
+        setattr(Tensor, "data", _seen if _n_traced else _slot)  # noqa: B010
 
 
 class _tracing:
@@ -321,7 +321,7 @@ class _tracing:
 
 def _random_states() -> tuple:
     """Return where the generators stand that NumPy and Python share among all."""
-    return np.random.get_state()[2], random.getstate()  # noqa: NPY002
+    return np.random.get_state(legacy=True)[2], random.getstate()  # type: ignore[index]  # noqa: NPY002
 
 
 def _is_value(x: Any) -> bool:

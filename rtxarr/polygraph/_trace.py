@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -433,11 +433,17 @@ class Tracer:
     __rtxarr_tracer__ = True  # see rtxarr._device
     __hash__ = object.__hash__
 
+    if TYPE_CHECKING:  # what _methods attaches
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __getitem__(self, key: Any) -> Tracer: ...
+        def __setitem__(self, key: Any, value: Any) -> None: ...
+
     def __init__(self, cell: Cell, steps: tuple = (), look: np.ndarray | None = None) -> None:
         self._cell = cell
         self._steps = steps
         self._look = look  # a dummy of its shape, dtype and strides, made when asked for
-        self._known = (None, None)
+        self._known: tuple[Any, Any] = (None, None)
         node = self.node
         self.shape = node.shape
         self.dtype = node.dtype
