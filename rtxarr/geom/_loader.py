@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,33 +14,55 @@ from rtxarr.data import DataLoader
 from rtxarr.geom._graph import plain
 from rtxarr.geom._hetero_sampling import HeteroNeighborSampler
 from rtxarr.geom._links import LinkSampler, _check_edges
-from rtxarr.geom._sampling import _HopSampler, check_nodes, on_host
+from rtxarr.geom._sampling import _HopSampler, _integer, check_nodes, on_host
 from rtxarr.geom._temporal import TemporalSampler
 
 __all__ = ["HeteroNeighborLoader", "LinkLoader", "NeighborLoader"]
+
+
+_BULK = 16  # batches whose samples a GPU draws in one go
 
 
 class _SampleLoader(DataLoader):
     """Goes through items in batches, samples around each, and gathers rows of arrays."""
 
     _items: str
-    _batch: Callable[[Any, int], Any]
+    _batch: Callable[[Any, Any], Any]
 
-    def __init__(self, sampler, items, batch_size, device, pin, options):
+    def __init__(self, sampler, items, batch_size, device, pin, bulk, options):
         super().__init__(items, batch_size, device=device, **options)
         self.sampler = sampler
-        self._pin = pin and _device.is_device_array(items)
+        is_gpu = _device.is_device_array(items)
+        self._pin = pin and is_gpu
+        self.bulk = _integer("bulk", (_BULK if is_gpu else 1) if bulk is None else bulk, 1, 2**31)
 
     def __repr__(self) -> str:
         kind = type(self).__name__
         return f"{kind}({self.sampler!r}, {self.n_samples} {self._items}, {self.batch_size})"
 
-    def _make(self, job: tuple[int, np.ndarray]) -> tuple[int, Any]:
+    def _jobs(self, epoch: int, position: int) -> Iterator[Any]:
+        """Yield the samples of the batches, drawn for some of them at a time."""
+        batches = (indices for _, indices in super()._jobs(epoch, position))
+        while group := list(itertools.islice(batches, self.bulk)):
+            with self.device:
+                xp = _device.namespace(self.dataset)
+                indices = xp.asarray(np.concatenate(group))
+                items = xp.take(self.dataset, indices)
+                samples = self._draw(items, indices, epoch)
+            ends = np.cumsum([len(one) for one in group])
+            for one, end, sample in zip(group, ends.tolist(), samples, strict=True):
+                yield items[end - len(one) : end], sample
+
+    def _draw(self, items, indices, epoch):
+        if items.shape[0] <= self.batch_size:
+            return [self.sampler(items, epoch=epoch)]
+        return self.sampler.bulk(items, self.batch_size, epoch=epoch)
+
+    def _make(self, job: Any) -> tuple[int, Any]:
         """Make a batch; the loader's loop, order and state are those of DataLoader."""
-        epoch, indices = job
+        items, sample = job
         with self.device:
-            xp = _device.namespace(self.dataset)
-            return len(indices), self._batch(xp.asarray(indices), epoch)
+            return items.shape[0], self._batch(items, sample)
 
     def _held(self, name, arrays, n, what="node"):
         """Check arrays with a row for each node, or each edge, and put them where they are read."""
@@ -106,6 +129,8 @@ class NeighborLoader(_SampleLoader):
         host's memory or on the GPU. The graph's own ``nodes`` by default.
     targets : mapping of str to array, optional
         Gathered for the seeds alone.
+    bulk : int, default 16 on a GPU and 1 on the CPU
+        For how many batches samples are drawn in one go, which changes nothing in them.
     pin : bool, default False
         Copy arrays in the host's memory to page-locked memory once, from which the GPU takes the
         rows that it needs by itself. Otherwise the host gathers them for it, and waits for the
@@ -147,6 +172,7 @@ class NeighborLoader(_SampleLoader):
         times: Any = None,
         nodes: Mapping[str, Any] | None = None,
         targets: Mapping[str, Any] | None = None,
+        bulk: int | None = None,
         pin: bool = False,
         shuffle: bool = True,
         seed: int = 0,
@@ -158,7 +184,7 @@ class NeighborLoader(_SampleLoader):
             "shuffle": shuffle, "seed": seed, "drop_last": drop_last, "prefetch": prefetch,
         }  # fmt: skip
         seeds = _chosen(seeds, graph)
-        super().__init__(sampler, seeds, batch_size, graph.device, pin, options)
+        super().__init__(sampler, seeds, batch_size, graph.device, pin, bulk, options)
         if isinstance(sampler, TemporalSampler) != (times is not None):
             raise ValueError(
                 "times must be given for a TemporalSampler, and for no other sampler, got "
@@ -170,16 +196,17 @@ class NeighborLoader(_SampleLoader):
             if not _device.is_array(times) or times.shape != seeds.shape:
                 got = getattr(times, "shape", type(times).__name__)
                 raise ValueError(f"times must have shape {seeds.shape}, one a seed, got {got}")
-            self.times = _device.to_device(times, graph.device)
+            self.times, self.bulk = _device.to_device(times, graph.device), 1
         self.nodes = self._held("nodes", graph.nodes if nodes is None else nodes, graph.n_nodes)
         self.targets = self._held("targets", targets, graph.n_nodes)
         _require_different(self.nodes, self.targets)
 
-    def _batch(self, indices, epoch):
-        take = _device.namespace(self.dataset).take
-        seeds = take(self.dataset, indices)
-        more = () if self.times is None else (take(self.times, indices),)
-        sample = self.sampler(seeds, *more, epoch=epoch)
+    def _draw(self, items, indices, epoch):
+        if self.times is None:
+            return super()._draw(items, indices, epoch)
+        return [self.sampler(items, self.times[indices], epoch=epoch)]
+
+    def _batch(self, seeds, sample):
         found = self._gather(self.nodes, sample.nodes) | self._gather(self.targets, seeds)
         return sample, found
 
@@ -200,7 +227,7 @@ class LinkLoader(_SampleLoader):
     links : mapping of str to array, optional
         Gathered for the edges of a batch, the pairs that are none left out: arrays with a row for
         each edge of ``sampler.graph``.
-    pin, shuffle, seed, drop_last, prefetch
+    bulk, pin, shuffle, seed, drop_last, prefetch
         As of :class:`NeighborLoader`.
 
     Notes
@@ -232,6 +259,7 @@ class LinkLoader(_SampleLoader):
         *,
         nodes: Mapping[str, Any] | None = None,
         links: Mapping[str, Any] | None = None,
+        bulk: int | None = None,
         pin: bool = False,
         shuffle: bool = True,
         seed: int = 0,
@@ -250,14 +278,12 @@ class LinkLoader(_SampleLoader):
                 )
             (edges,) = _device.namespace(edges).nonzero(edges)
         edges = _check_edges(edges, graph)
-        super().__init__(sampler, edges, batch_size, graph.device, pin, options)
+        super().__init__(sampler, edges, batch_size, graph.device, pin, bulk, options)
         self.nodes = self._held("nodes", around.nodes if nodes is None else nodes, graph.n_nodes)
         self.links = self._held("links", links, graph.n_edges, "edge")
         _require_different(self.nodes, self.links, "nodes and links")
 
-    def _batch(self, indices, epoch):
-        edges = _device.namespace(self.dataset).take(self.dataset, indices)
-        sample = self.sampler(edges, epoch=epoch)
+    def _batch(self, edges, sample):
         found = self._gather(self.nodes, sample.sample.nodes) | self._gather(self.links, edges)
         return sample, found
 
@@ -277,7 +303,7 @@ class HeteroNeighborLoader(_SampleLoader):
         :class:`NeighborLoader`. The graph's own ``nodes`` by default.
     targets : mapping of str to array, optional
         Gathered for the seeds alone.
-    pin, shuffle, seed, drop_last, prefetch
+    bulk, pin, shuffle, seed, drop_last, prefetch
         As of :class:`NeighborLoader`.
 
     Notes
@@ -315,6 +341,7 @@ class HeteroNeighborLoader(_SampleLoader):
         *,
         nodes: Mapping[str, Mapping[str, Any]] | None = None,
         targets: Mapping[str, Any] | None = None,
+        bulk: int | None = None,
         pin: bool = False,
         shuffle: bool = True,
         seed: int = 0,
@@ -331,7 +358,7 @@ class HeteroNeighborLoader(_SampleLoader):
                 raise ValueError(f"kinds must be of {', '.join(counts)}, got {name!r}")
         some = next(iter(graph.graphs.values()))
         seeds = _chosen(seeds, some, n_nodes=counts[kind])
-        super().__init__(sampler, seeds, batch_size, some.device, pin, options)
+        super().__init__(sampler, seeds, batch_size, some.device, pin, bulk, options)
         self.kind = kind
         self.nodes = {
             name: self._held(f"nodes[{name!r}]", arrays, counts[name])
@@ -339,8 +366,9 @@ class HeteroNeighborLoader(_SampleLoader):
         }
         self.targets = self._held("targets", targets, counts[kind])
 
-    def _batch(self, indices, epoch):
-        seeds = _device.namespace(self.dataset).take(self.dataset, indices)
-        sample = self.sampler({self.kind: seeds}, epoch=epoch)
+    def _draw(self, items, indices, epoch):
+        return self.sampler.bulk(self.kind, items, self.batch_size, epoch=epoch)
+
+    def _batch(self, seeds, sample):
         found = {name: self._gather(x, sample.nodes[name]) for name, x in self.nodes.items()}
         return sample, found, self._gather(self.targets, seeds)

@@ -21,16 +21,17 @@ HETERO = geom.HeteroGraph.from_edges(
 )
 
 
-def links(**options):
+def links(bulk=1, **options):
     sampler = geom.LinkSampler(geom.NeighborSampler(GRAPH, [4, 2], seed=1), n_negatives=2)
     return geom.LinkLoader(
-        sampler, np.arange(0, 200, 3), 16, nodes={"x": X}, links={"t": TIME}, **options
+        sampler, np.arange(0, 200, 3), 16, nodes={"x": X}, links={"t": TIME}, bulk=bulk, **options
     )
 
 
-def test_links_come_with_the_nodes_around_their_ends():
+@pytest.mark.parametrize("bulk", [1, 2, 30])
+def test_links_come_with_the_nodes_around_their_ends(bulk):
     met = []
-    loader = links(seed=3)
+    loader = links(bulk, seed=3)
     assert len(loader) == 5
     for sample, arrays in loader:
         assert_close(arrays["x"], X[sample.sample.nodes], exact=True)
@@ -47,7 +48,7 @@ def test_links_come_with_the_nodes_around_their_ends():
 
 
 def test_link_loaders_go_on_where_they_were():
-    first, second, third = links(), links(), links(prefetch=0)
+    first, second, third = links(), links(4), links(3, prefetch=0)
     want = [sample for _ in range(2) for sample, _ in first]
     for i, _ in enumerate(second):
         if i == 2:
@@ -72,7 +73,9 @@ def test_links_by_mask_and_the_graphs_own_arrays():
 @pytest.mark.parametrize("seeds", [np.arange(12), np.arange(20) < 12], ids=["numbers", "mask"])
 def test_kinds_come_with_their_arrays(seeds):
     sampler = geom.HeteroNeighborSampler(HETERO, [3, 3], seed=2)
-    loader = geom.HeteroNeighborLoader(sampler, "film", seeds, 5, targets={"y": np.arange(20) ** 2})
+    loader = geom.HeteroNeighborLoader(
+        sampler, "film", seeds, 5, targets={"y": np.arange(20) ** 2}, bulk=2
+    )
     met = []
     for sample, arrays, targets in loader:
         assert set(arrays) == {"user", "film"}

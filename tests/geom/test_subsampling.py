@@ -214,7 +214,7 @@ def test_loaders_gather_what_belongs_to_the_nodes():
 
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_loaders_go_on_where_they_were(prefetch):
-    first, second = make_loader(prefetch=prefetch), make_loader(pin=True)
+    first, second = make_loader(prefetch=prefetch), make_loader(pin=True, bulk=3)
     want = [sample for _ in range(2) for sample, _ in first]
     for i, (sample, _) in enumerate(second):
         assert_close(sample.nodes, want[i].nodes, exact=True)
