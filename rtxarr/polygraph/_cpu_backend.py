@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rtxarr.polygraph import _cpu_memory
 from rtxarr.polygraph._cpu_start import FIXED, starter
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph.codegen import _cpu, _llvm, _ufuncs
@@ -28,7 +29,7 @@ class CpuBackend:
         return _llvm.is_available() and _cpu.fuses(op, np.dtype(dtype))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        return np.empty(shape, dtype)
+        return _cpu_memory.empty(shape, dtype)
 
     def source(self, loops: Loops) -> str:
         """Return the LLVM assembly of a kernel."""
