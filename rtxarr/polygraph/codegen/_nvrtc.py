@@ -51,7 +51,8 @@ def compile_text(
     try:
         words = [o.encode() for o in (*options(cc, strict=strict), *more)]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(words), words)
-        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+        # NVRTC writes into the bytes; those of one character are Python's own.
+        log = b" " * max(_check(nvrtc.nvrtcGetProgramLogSize(program)), 2)
         _check(nvrtc.nvrtcGetProgramLog(program, log))
         said = log.rstrip(b"\0 ").decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:

@@ -215,31 +215,52 @@ class Rows(Passes):
     leader = "thread == 0"
     lane, lanes_of_row = "thread", "threads"
 
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        # Few blocks fit on a multiprocessor beside one another: let each have more on its way, as
+        # far as registers allow. All passes give a thread the same elements.
+        self.batches = [self._batch(p) for p in self.loops.phases]
+        self.batch = max(self.batches)
+
+    def _batch(self, phase: Phase) -> int:
+        values = {s.name for s in phase.body if self.texts.hoisted(s)}
+        return 2 * BATCH if 2 * BATCH * self.lanes * len(values) <= 16 else BATCH
+
+    def body(self, number: int, phase: Phase) -> None:
+        self.batch = self.batches[number]
+        super().body(number, phase)
+        self.batch = max(self.batches)
+
     def shape(self) -> Shape:
         """Return how rows are dealt out whole."""
         rows, cols = self.loops.rows, self.loops.cols
         packets = -(-cols // self.lanes)
-        if packets <= 32 * BATCH:
-            threads = power_of_two(-(-packets // BATCH))
+        if packets <= 32 * self.batch:
+            threads = power_of_two(-(-packets // self.batch))
         else:
             threads = min(max(power_of_two(packets) // 8, 32), 1024)
-        while threads < 1024 and packets > threads * BATCH and rows * threads < FULL:
+        while threads < 1024 and packets > threads * self.batch and rows * threads < FULL:
             threads *= 2
         return Shape(threads, max(256 // threads, 1), 1, cols)
 
     def split_shape(self) -> Shape:
         """Return how rows are dealt out in chunks, for twice as many threads as keep a GPU busy."""
         rows, cols = self.loops.rows, self.loops.cols
-        tile = 256 * BATCH * self.lanes
-        chunks = min(max(FULL * 2 // (256 * rows), 1), -(-cols // (4 * tile)))
+        tile = 256 * self.batch * self.lanes
+        chunks = min(max(FULL * 2 // (256 * rows), 1), -(-cols // 8192))
         span = -(-cols // (chunks * tile)) * tile
         return Shape(256, 1, -(-cols // span), span)
 
     def run(self) -> Kernel:
-        loops, shape = self.loops, self.shape()
-        tile = shape.threads * BATCH * self.lanes
-        padded = -(-loops.cols // tile) * tile
-        held = self.plan_chip(padded * shape.rows)
+        loops = self.loops
+        shape, padded, held = self._on_chip()
+        if not held and self.batch > BATCH:  # smaller tiles leave less room unused
+            large = self.batches
+            self.batches, self.batch = [BATCH] * len(large), BATCH
+            shape, padded, held = self._on_chip()
+            if not held:
+                self.batches, self.batch = large, max(large)
+                shape, padded, held = self._on_chip()
         # Rows that are read again in each pass are worth a launch for each.
         again = not held and sum(bool(p.body) for p in loops.phases) > 1
         few = FULL if again else FULL // 2
@@ -263,6 +284,13 @@ class Rows(Passes):
         )  # fmt: skip
         return self.finish([entry])
 
+    def _on_chip(self) -> tuple[Shape, int, int]:
+        """Return how rows are dealt out, the elements of one on chip, and the bytes of a block."""
+        shape = self.shape()
+        tile = shape.threads * self.batch * self.lanes
+        padded = -(-self.loops.cols // tile) * tile
+        return shape, padded, self.plan_chip(padded * shape.rows)
+
     def partial_bytes(self) -> int:
         return 32 * SLOT * len(self.reductions)
 
@@ -277,7 +305,7 @@ class Rows(Passes):
         out("const Index r = live ? row : rows - 1;")
 
     def tile_size(self) -> str:
-        return f"threads * {BATCH * self.lanes}"
+        return f"threads * {self.batch * self.lanes}"
 
     def first_and_packet(self) -> tuple[str, str]:
         packet = f"tile + (j * threads + thread) * {self.lanes}"

@@ -1,6 +1,6 @@
 """Parts that all generated kernels share: numbers, index expressions, statements, packets.
 
-The kernels of ``_kernels`` let a thread work on tiles of ``BATCH`` packets of ``lanes`` elements
+The kernels of ``_kernels`` let a thread work on tiles of a few packets of ``lanes`` elements
 that lie side by side. Where all that is read and written side by side is aligned (``packed``, which
 the host says), a packet is consecutive elements and moves in 16-byte accesses; else neighbouring
 threads take neighbouring elements. Both orders give a thread its elements in rising order.
@@ -22,7 +22,7 @@ from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._dialects import Dialect
 from rtxarr.polygraph.codegen._snippets import SNIPPETS, needed, plain
 
-BATCH = 2  # packets of a tile
+BATCH = 2  # packets of a tile, at least
 
 
 @dataclass(frozen=True)

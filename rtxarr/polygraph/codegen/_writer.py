@@ -48,6 +48,7 @@ class Writer(ABC):
         self.texts = Texts(loops, dialect, strict=strict, wide=self.wide)
         self.out = Lines()
         self.lanes = self._lanes()
+        self.batch = BATCH
         self.packed = True
         self.aligned: dict[str, int] = {}  # buffers that packets are read from or written to
 
@@ -183,25 +184,25 @@ class Writer(ABC):
         stores = [s for s in body if s.op == "store" and self._in_packets(s)]
         given = {s.name for s in loads} | kept.keys()
         for name in (*(s.name for s in loads), *kept):
-            out(f"{ops.value(self.texts.dtypes[name])} {name}_at[{BATCH}][{lanes}];")
+            out(f"{ops.value(self.texts.dtypes[name])} {name}_at[{self.batch}][{lanes}];")
         for name in keep:
             if name not in given:
-                out(f"{ops.value(self.texts.dtypes[name])} {name}_at[{BATCH}][{lanes}];")
+                out(f"{ops.value(self.texts.dtypes[name])} {name}_at[{self.batch}][{lanes}];")
         for s in stores:
-            out(f"{ops.value(s.dtype)} {s.args[0]}_at[{BATCH}][{lanes}];")
+            out(f"{ops.value(s.dtype)} {s.args[0]}_at[{self.batch}][{lanes}];")
         if given:
-            with out.unrolled("j", BATCH):
+            with out.unrolled("j", self.batch):
                 if loads:
                     out(f"const Index first = {first};")
                 self.load_packets(loads, left)
                 for name, (where, _) in kept.items():
                     out(f"#kept_packet<{lanes}>({name}_at[j], {where});")
-        with out.unrolled("j", BATCH):
+        with out.unrolled("j", self.batch):
             out(f"const Index first = {first};")
             extras = [f"{name}_at[j][k] = {name};" for name in keep if name not in given]
             self.elements(body, given, left, [*extras, *extra])
         if stores or keep:
-            with out.unrolled("j", BATCH):
+            with out.unrolled("j", self.batch):
                 if stores:
                     out(f"const Index first = {first};")
                 self.store_packets(stores, left)
