@@ -20,9 +20,9 @@ from rtxarr.ops._dropout import _dropout_add
 from rtxarr.ops._half import widen
 
 
-def _narrow(like, *arrays):
-    """Give arrays in the dtype of one of them."""
-    return [x if x is None else astype(x, like.dtype, copy=False) for x in arrays]
+def _in(dtype, *arrays):
+    """Give arrays, or None, in a dtype."""
+    return [x if x is None or x.dtype == dtype else astype(x, dtype) for x in arrays]
 
 
 # ------------------------------------------------------------------------------- scores of edges
@@ -74,17 +74,16 @@ def projected_attention(
 def head_dots(values, *vectors):
     """Give the products of the heads of nodes with two vectors, of shape (n_nodes, n_heads)."""
     if not isinstance(values, Tensor) and kernels.fits(values):
-        return edge_kernels.head_dots(values, *_narrow(values, *vectors))
+        return edge_kernels.head_dots(values, *_in(values.dtype, *vectors))
     return [sum(widen(values) * widen(vector), axis=-1) for vector in vectors]
 
 
 def _scores(kind, values, src, dst, vector, edge, factor):
     """Give what the kernels take."""
     if kind == "additive":
-        wide = accumulator(values.dtype)
-        src, dst = (x if x is None else astype(x, wide, copy=False) for x in (src, dst))
-        return Scores(kind, src, dst, None, *_narrow(values, edge), factor)
-    return Scores(kind, *_narrow(values, src, dst, vector, edge), factor)
+        src, dst = _in(accumulator(values.dtype), src, dst)
+        return Scores(kind, src, dst, None, *_in(values.dtype, edge), factor)
+    return Scores(kind, *_in(values.dtype, src, dst, vector, edge), factor)
 
 
 def _attend(kind, values, src, dst, vector, edge, graph, factor, place, rate):
@@ -127,7 +126,7 @@ def _gradient(kind, g, out, values, src, dst, vector, edge, graph, factor, place
     """Give the gradients of all that has a part in the scores, and of the values first."""
     (g, _), (out, kept) = g, out
     if _by_kernels(g, values):
-        (grad,) = _narrow(values, g)
+        (grad,) = _in(values.dtype, g)
         scores = _scores(kind, values, src, dst, vector, edge, factor)
         options |= {"place": place, "rate": rate}
         sides = edges_of(graph), edges_of(graph.T)
@@ -239,7 +238,7 @@ def _projected_rule(g, out, values, vector_src, vector_dst, edge, graph, slope, 
     src, dst = head_dots(values, vector_src, vector_dst)
     given = (g, out, values, src, dst, None, edge, graph, slope, place, rate)
     if _by_kernels(g, values):
-        vectors = _narrow(values, vector_src, vector_dst)
+        vectors = _in(values.dtype, vector_src, vector_dst)
         of_values, of_src, of_dst, _, of_edge = _gradient("additive", *given, projections=vectors)
         return of_values, *edge_kernels.head_sums(values, of_src, of_dst), of_edge
     of_values, of_src, of_dst, _, of_edge = _gradient("additive", *given)

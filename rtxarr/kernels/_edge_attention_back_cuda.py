@@ -5,6 +5,9 @@ several threads. With ``s`` the score of an edge, ``a`` its weight, and ``g`` th
 row of its destination, ``g . values`` that of the weight, the score's gradient is
 ``a * (g . values - delta)``, where ``delta = g . out``. The first pass leaves ``delta`` and the
 logarithm of each destination side by side, in ``found``.
+
+The gradients of a destination's scores add up to zero. So those at which the leaky ReLU has one
+slope give the sum of the others too, and with additive scores the rows of these need not be read.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
     n_own, n_weights, n_keys = (size if wanted else 1 for wanted in (mlp or dot, mlp, dot))
     n_near, n_keys_near = unroll * size, unroll * n_keys
     n_theirs, n_of_theirs = (n_near, size) if edge_rows else (1, 1)
+    signed, n_terms = nodes and not (mlp or dot or edges), unroll if nodes else 1
     zero, one, lowest = scalar(0), scalar(1), scalar(-np.inf)
 
     @bounded(plan.threads)
@@ -59,6 +63,7 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
         up = cuda.local.array(size, scalar)
         held = cuda.local.array(n_own, scalar)
         part = cuda.local.array(n_weights, scalar)
+        terms = cuda.local.array(n_terms, scalar)
         for i in range(n_weights):
             part[i] = zero
         if mlp:
@@ -86,8 +91,14 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
             shift = logarithm if logarithm > lowest else zero
             first = start
             while first < stop:
+                if signed:
+                    for u in range(unroll):
+                        node = np.int64(indices[min(first + u, stop - 1)]) * n_heads + head
+                        terms[u] = own_term + src[node]
                 for u in range(unroll):
                     at = min(first + u, stop - 1)
+                    if signed and terms[u] <= zero:
+                        at = start  # any row that is in the cache
                     node = np.int64(indices[at]) * n_heads + head
                     fetch(values, node * n_features, near, u * size)
                     if dot:
@@ -114,7 +125,9 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
                         term = total(term)
                         score = term * factor if dot else term
                     else:
-                        if nodes:
+                        if signed:
+                            term = terms[u]
+                        elif nodes:
                             term += src[np.int64(indices[at]) * n_heads + head]
                         if edges:
                             term += load_one(edge, number)[0]
@@ -152,7 +165,10 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
                                     )
                         if edge_rows:
                             put(of_edge, number * n_features, of_theirs)
-                        if not (mlp or dot):
+                        if signed:
+                            if not term <= zero:  # or NaN
+                                of_own_term += of_score * (one - factor)
+                        elif not (mlp or dot):
                             of_score *= slope_at(term, factor)
                             of_own_term += of_score
                             if edges and cuda.threadIdx.x == 0:

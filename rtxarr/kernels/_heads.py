@@ -68,6 +68,7 @@ class Plan(NamedTuple):
         return max(1, min(most, 32 // (rows * self.kept)))
 
 
+@functools.cache
 def plan_heads(dtype: Any, n_heads: int, n_features: int, *, wide: bool) -> Plan | None:
     """Deal heads out; None where one has more features than the threads of a warp can hold.
 
