@@ -29,6 +29,7 @@ from rtxarr.polygraph._trace import (
     levels_outside,
     replay,
 )
+from rtxarr.polygraph._watch import Changed
 
 if TYPE_CHECKING:
     from rtxarr.polygraph._explain import Explanation, Profile
@@ -39,6 +40,7 @@ _NONE: Mapping[int, str] = {}
 _OF_GPU: set[type] = set()  # CuPy's type of arrays, once one was seen
 
 MOST_PROGRAMS = 256
+MOST_CHANGES = 2  # calls of one kind that may change what they find, as when they begin something
 MOST_GUARDED = 16  # programs of one kind of arguments that differ in what numbers decided
 
 
@@ -75,9 +77,9 @@ def fuse(
     ``f`` runs once for each kind of arguments (dtypes, shapes, strides, and objects that are no
     arrays) on arrays that note what is done with them. Python floats and ints may vary without
     another run: what ``f`` decides by them is checked at each call. Arrays and numbers that ``f``
-    finds in global names, closures and modules are read anew; but what it computes of NumPy arrays
-    alone that are attributes of objects, it computes in that one run. So do Python side effects,
-    such as prints and lists appended to, happen there alone. Indices in arrays are not checked.
+    finds in global names, closures, objects and modules are read anew. Where ``f`` changes what it
+    finds, such as a counter or a list, it runs as it is; other side effects, such as prints, happen
+    in that one run alone. Indices in arrays are not checked.
 
     Where a Tensor among the arguments, or one that ``f`` finds, needs a gradient, the function is
     one operation on the tape. Its backward pass is traced and fused too, and gives the bits that
@@ -122,6 +124,7 @@ class Fused:
         self.backend = backend
         self._programs: dict[tuple, list[Any]] = {}
         self._by_value: set[tuple] = set()  # keys of calls whose numbers are part of the program
+        self._n_changed: dict[tuple, int] = {}  # how often a call changed what it found
         self._lock = threading.RLock()
         self.n_traces = 0
         self.n_eager = 0
@@ -244,6 +247,10 @@ class Fused:
                 made = self._traced(key, leaves, structure, len(known))
             except Exception as error:
                 out = self._eager(args, kwargs)  # raises what is wrong with the arguments
+                if isinstance(error, Changed):  # it may be that it does so but once
+                    self._n_changed[key] = self._n_changed.get(key, 0) + 1
+                    if self._n_changed[key] <= MOST_CHANGES:
+                        return out
                 self._refused(_reason(error))
                 known.append(_Eager())
                 return out
@@ -352,6 +359,7 @@ class Fused:
         with self._lock:
             self._programs.clear()
             self._by_value.clear()
+            self._n_changed.clear()
             self.reasons.clear()
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from rtxarr._device import is_array
 from rtxarr.autograd import Tensor
 from rtxarr.polygraph._trace import Concretization, Trace
+from rtxarr.polygraph._watch import Snapshot
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype, type(Ellipsis))
 _LIBRARIES = frozenset(
@@ -77,6 +78,7 @@ class Surroundings:
         self._names: dict[str, None] = {}  # that functions use
         self._rebuilt: dict[int, Any] = {}
         self.generators: list[Any] = []
+        self.objects: list[Any] = []  # with attributes, modules among them
         self.function = self._function(function)
         self._module_state = [(m, _state_of(m)) for m in self._modules.values()]
         self._moment = _changes()
@@ -110,6 +112,12 @@ class Surroundings:
                     return False
             self._moment = _changes()
         return True
+
+    def snapshot(self) -> Snapshot:
+        """Return what is in the objects, dicts and lists that were found."""
+        dicts = [vars(x) for x in self.objects]
+        dicts += [kept for kept, _ in self._lists if isinstance(kept, dict)]
+        return Snapshot(dicts, [kept for kept, _ in self._lists if isinstance(kept, list)])
 
     def add(self, x: Any) -> None:
         """Note an argument that is no array: a module, or an object with attributes."""
@@ -244,6 +252,7 @@ class Surroundings:
             return
         held = getattr(x, "__dict__", None)
         if isinstance(held, dict):
+            self.objects.append(x)
             more = tuple(dict.fromkeys((*names, *_names_of_methods(x, names))))
             self._attributes(held, more, depth + 1)
 
@@ -287,6 +296,7 @@ class Surroundings:
         for module in x.modules():
             self._seen.add(id(module))
             self._modules.setdefault(id(module), module)
+            self.objects.append(module)
             self._trace.found.update(id(v) for v in vars(module).values() if is_array(v))
 
 

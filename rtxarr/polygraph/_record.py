@@ -27,6 +27,7 @@ from rtxarr.polygraph._trace import (
     Tracer,
     strides_of,
 )
+from rtxarr.polygraph._watch import watching
 
 SCALARS = (int, float, complex)
 
@@ -114,7 +115,12 @@ class Recording:
                 if not _is_value(x):
                     self.surroundings.add(x)
             states = [g.bit_generator.state for g in self.surroundings.generators]
-            result = self.surroundings.function(*args, **kwargs)
+            snapshot = self.surroundings.snapshot()
+            try:
+                with watching(self.surroundings.objects):
+                    result = self.surroundings.function(*args, **kwargs)
+            finally:
+                snapshot.take_back()
             if _random_states() != before or any(
                 repr(g.bit_generator.state) != repr(s)
                 for g, s in zip(self.surroundings.generators, states, strict=True)

@@ -675,3 +675,99 @@ def test_threads_with_different_shapes():
     assert not errors
     assert fused.n_traces == 24
     assert fused.n_eager == 0
+
+
+# ------------------------------------------------------------- objects that the function finds
+
+
+class Model:
+    def __init__(self):
+        self.a, self.b = np.arange(4.0).reshape(2, 2), np.ones((2, 2))
+        self.parts = {"scale": 2.0}
+        self.n_calls = 0
+
+    def product(self, x):
+        return x @ (self.a @ self.b) * self.parts["scale"]
+
+    def count(self, x):
+        self.n_calls += 1
+        return x * 2
+
+    def remember(self, x):
+        self.last = x * 2
+        return self.last + 1
+
+    def once(self, x):
+        if not hasattr(self, "table"):
+            self.table = np.arange(2.0)
+        return x + self.table
+
+
+def test_what_is_computed_of_arrays_in_objects_is_computed_anew():
+    model = Model()
+    fused = rx.fuse(model.product)
+    for _ in range(3):
+        assert_same(fused(np.eye(2)), model.product(np.eye(2)))
+        model.a += 1
+    model.b = np.full((2, 2), 3.0)
+    assert_same(fused(np.eye(2)), model.product(np.eye(2)))
+    model.parts["scale"] = 5.0
+    assert_same(fused(np.eye(2)), model.product(np.eye(2)))
+    assert fused.n_eager == 0
+    assert type(model) is Model
+
+
+def test_arrays_in_modules_too():
+    class Shift(nn.Module):
+        def __init__(self):
+            self.table = np.ones(2, "f4")
+
+        def forward(self, x):
+            return x + self.table * 2
+
+    module = Shift()
+    fused = rx.fuse(module)
+    x = rx.Tensor(np.zeros(2, "f4"))
+    for value in (2.0, 4.0):
+        assert_same(fused(x).data, np.full(2, value, "f4"))
+        module.table += 1
+    assert fused.n_traces == 1
+
+
+@pytest.mark.parametrize("name", ["count", "remember"])
+def test_a_function_that_changes_an_object_runs_as_it_is(name):
+    model, plain = Model(), Model()
+    fused = rx.fuse(getattr(model, name))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            assert_same(fused(np.ones(2)), getattr(plain, name)(np.ones(2)))
+    assert len(seen) == 1 and "it sets" in str(seen[0].message)
+    assert model.n_calls == plain.n_calls
+    assert fused.n_eager == 5
+    if name == "remember":
+        assert_same(model.last, plain.last)
+
+
+def test_a_list_that_is_appended_to_gets_arrays():
+    seen = []
+
+    def f(x):
+        seen.append(x.sum())
+        return x + 1
+
+    fused = rx.fuse(f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(4):
+            fused(np.ones(3))
+    assert seen == [3.0] * 4
+
+
+def test_what_changes_in_the_first_call_alone_is_fused_then():
+    model = Model()
+    fused = rx.fuse(model.once)
+    for _ in range(3):
+        assert_same(fused(np.ones(2)), np.array([1.0, 2.0]))
+    assert fused.n_eager == 1
+    assert not fused.reasons
