@@ -196,7 +196,7 @@ class NeighborLoader(_SampleLoader):
             if not _device.is_array(times) or times.shape != seeds.shape:
                 got = getattr(times, "shape", type(times).__name__)
                 raise ValueError(f"times must have shape {seeds.shape}, one a seed, got {got}")
-            self.times, self.bulk = _device.to_device(times, graph.device), 1
+            self.times = _device.to_device(times, graph.device)
         self.nodes = self._held("nodes", graph.nodes if nodes is None else nodes, graph.n_nodes)
         self.targets = self._held("targets", targets, graph.n_nodes)
         _require_different(self.nodes, self.targets)
@@ -204,7 +204,7 @@ class NeighborLoader(_SampleLoader):
     def _draw(self, items, indices, epoch):
         if self.times is None:
             return super()._draw(items, indices, epoch)
-        return [self.sampler(items, self.times[indices], epoch=epoch)]
+        return self.sampler.bulk(items, self.times[indices], self.batch_size, epoch=epoch)
 
     def _batch(self, seeds, sample):
         found = self._gather(self.nodes, sample.nodes) | self._gather(self.targets, seeds)

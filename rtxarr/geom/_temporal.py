@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rtxarr import _device
 from rtxarr.autograd._tape import raw
 from rtxarr.geom._graph import Graph, plain
-from rtxarr.geom._sampling import TEMPORAL, _fanout, _integer, check_nodes, stream_of
+from rtxarr.geom._sampling import (
+    TEMPORAL,
+    _fanout,
+    _integer,
+    check_nodes,
+    like,
+    on_host,
+    stream_of,
+)
 from rtxarr.geom._subgraph import iota
 from rtxarr.geom._walks import _require_square
 from rtxarr.kernels import sampling
@@ -118,22 +128,52 @@ class TemporalSampler:
         -------
         TemporalSample
         """
-        graph = self.graph
-        seeds = check_nodes("seeds", seeds, graph)
+        seeds, times = self._checked(seeds, times)
+        return self._sample(seeds, times, [0, seeds.shape[0]], epoch)[0]
+
+    def bulk(
+        self, seeds: Any, times: Any, batch_size: int, *, epoch: int = 0
+    ) -> list[TemporalSample]:
+        """Sample around many batches of seeds in one go.
+
+        Parameters
+        ----------
+        seeds : array of int, shape (n_seeds,)
+        times : array of numbers, shape (n_seeds,)
+        batch_size : int, at least 1
+            The last batch may be smaller.
+        epoch : int, default 0
+
+        Returns
+        -------
+        list of TemporalSample
+            Each as the sampler gives it for its batch alone.
+        """
+        seeds, times = self._checked(seeds, times)
+        size, n = _integer("batch_size", batch_size, 1, 2**63), seeds.shape[0]
+        return self._sample(seeds, times, [*range(0, n, size), n], epoch) if n else []
+
+    def _checked(self, seeds, times):
+        seeds = check_nodes("seeds", seeds, self.graph)
         times = plain(times)
         if not _device.is_array(times) or times.shape != seeds.shape:
             shape = getattr(times, "shape", type(times).__name__)
             raise ValueError(f"times must have shape {seeds.shape}, one a seed, got {shape}")
+        return seeds, _device.to_device(times, self.graph.device)
+
+    def _sample(self, seeds, times, bounds, epoch):
+        """Sample for batches, of the seeds ``bounds[b]`` to ``bounds[b + 1]`` each."""
+        graph = self.graph
         epoch = _integer("epoch", epoch, 0, 2**63)
-        times = _device.to_device(times, graph.device)
         xp = _device.namespace(seeds, times)
         side = "right" if self.inclusive else "left"
         ranks = xp.astype(xp.searchsorted(self._moments, times, side=side), xp.int64)
-        n = seeds.shape[0]
+        n, batches = seeds.shape[0], like(seeds, np.asarray(bounds, dtype=np.int64))
         # Nodes are kept seed by seed; place is where each is among all, the seeds first.
         nodes, ptr = seeds, iota(seeds, n + 1)
         owners = place = iota(seeds, n)
-        graphs, edge_ids = [], []
+        # Where the places that a hop gives begin, for each batch and at the end.
+        hops, parts = [], [batches]
         for hop, fanout in enumerate(self.fanout):
             key, stream = stream_of(self.seed, TEMPORAL, epoch, hop)
             first = xp.take(graph.indptr, nodes)
@@ -156,19 +196,46 @@ class TemporalSampler:
             kept = xp.where(old, xp.take(ptr, owners_after) + within, 0)
             after = xp.where(old, xp.take(place, kept) if begun else fresh, fresh)
             start = xp.take(ends, xp.take(owners, rows))
-            graphs.append(
-                Graph._of_edges(xp.take(after, start + local), xp.take(place, rows), count, begun)
-            )
-            edge_ids.append(xp.take(self._edge_ids, edges))
+            ends_of = xp.take(after, start + local), xp.take(place, rows)
+            hops.append((*ends_of, xp.take(self._edge_ids, edges), xp.take(edge_ptr, batches)))
+            parts.append(begun + xp.take(ends - ptr, batches))
             nodes, ptr, owners, place = reached, ends, owners_after, after
         ordered = xp.argsort(place)
-        return TemporalSample(
-            tuple(graphs[::-1]),
-            xp.take(nodes, ordered),
-            tuple(edge_ids[::-1]),
-            n,
-            xp.take(owners, ordered),
-        )
+        found = xp.take(nodes, ordered), xp.take(owners, ordered)
+        return self._cut(hops, parts, found, bounds)
+
+    def _cut(self, hops, parts, found, bounds):
+        """Cut the batches out of what was drawn for all."""
+        xp = _device.namespace(*found)
+        parts = np.asarray([on_host(part) for part in parts], dtype=np.int64)
+        sizes = np.diff(parts, axis=1)  # of each hop's new nodes, for each batch
+        begins = np.cumsum(sizes, axis=0) - sizes
+        n_batches = len(bounds) - 1
+        shifts = like(found[0], (begins - parts[:, :-1]).reshape(-1))
+        firsts = like(found[0], parts[:, 0])
+        made: list[list[tuple]] = [[] for _ in range(n_batches)]
+        for hop, (src, dst, ids, edge_ptr) in enumerate(hops):
+            batch = _owners(xp, edge_ptr, src.shape[0])
+
+            def moved(place, batch=batch):
+                """Give the place in its batch: hop by hop, as in the whole."""
+                hop = xp.searchsorted(firsts, place, side="right") - 1
+                return place + xp.take(shifts, hop * n_batches + batch)
+
+            src, dst, ends = moved(src), moved(dst), on_host(edge_ptr)
+            for b in range(n_batches):
+                part = slice(ends[b], ends[b + 1])
+                n_dst = int(sizes[: hop + 1, b].sum())
+                n_src = n_dst + int(sizes[hop + 1, b])
+                made[b].append((Graph._of_edges(src[part], dst[part], n_src, n_dst), ids[part]))
+        samples = []
+        for b, drawn in enumerate(made):
+            runs = [slice(part[b], part[b + 1]) for part in parts.tolist()]
+            nodes, owners = (xp.concat([x[run] for run in runs]) for x in found)
+            graphs, edge_ids = zip(*drawn[::-1], strict=True)
+            n_seeds = bounds[b + 1] - bounds[b]
+            samples.append(TemporalSample(graphs, nodes, edge_ids, n_seeds, owners - bounds[b]))
+        return samples
 
 
 def _owners(xp, offsets, n):

@@ -92,7 +92,7 @@ def test_kinds_come_with_their_arrays(seeds):
 def test_moments_go_with_their_seeds():
     sampler = geom.TemporalSampler(GRAPH, [-1])
     seeds, times = np.arange(30), RNG.random(30)
-    loader = geom.NeighborLoader(sampler, seeds, 7, times=times, nodes={"x": X})
+    loader = geom.NeighborLoader(sampler, seeds, 7, times=times, nodes={"x": X}, bulk=3)
     for sample, arrays in loader:
         assert_close(arrays["x"], X[sample.nodes], exact=True)
         mine = sample.nodes[: sample.n_seeds]

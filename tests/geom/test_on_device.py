@@ -65,6 +65,20 @@ def test_neighbourhoods(graph, options):
             options["weight"] = _device.to_device(options["weight"], "cpu")
 
 
+@pytest.mark.parametrize("replace", [False, True])
+def test_moments(graph, replace):
+    rng = np.random.default_rng(4)
+    time, seeds, times = rng.integers(0, 99, 40_000), rng.integers(0, 3000, 300), rng.random(300)
+    found = []
+    for device in (GPU, "cpu"):
+        sampler = geom.TemporalSampler(
+            graph.to_device(device), [5, 3], time=_device.to_device(time, device), replace=replace
+        )
+        given = [_device.to_device(x, device) for x in (seeds, 99 * times)]
+        found.append((sampler(*given), sampler.bulk(*given, 64, epoch=1)))
+    equal(*found)
+
+
 def test_walks_parts_and_links(graph):
     moved = graph.to_device(GPU)
     start = np.arange(0, 3000, 7)

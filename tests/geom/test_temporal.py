@@ -78,6 +78,27 @@ def test_draws_are_equally_likely():
     assert np.all(np.abs(counts[3:] - 800) < 6 * np.sqrt(2000 * 0.4 * 0.6))
 
 
+@pytest.mark.parametrize("fanout", [[-1], [3, 2], [2, 2, 2]], ids=str)
+@pytest.mark.parametrize("size", [1, 2, 4, 9])
+def test_bulk_gives_what_batches_give(size, fanout):
+    sampler = geom.TemporalSampler(GRAPH, fanout, seed=4)
+    found = sampler.bulk(SEEDS, MOMENTS, size, epoch=2)
+    assert len(found) == -(-len(SEEDS) // size)
+    for i, got in enumerate(found):
+        part = slice(i * size, (i + 1) * size)
+        want = sampler(SEEDS[part], MOMENTS[part], epoch=2)
+        assert got.n_seeds == want.n_seeds
+        for name in ("nodes", "owners"):
+            assert_close(getattr(got, name), getattr(want, name), exact=True)
+        for a, b in zip(got.graphs, want.graphs, strict=True):
+            assert (a.n_src, a.n_dst) == (b.n_src, b.n_dst)
+            assert_close(a.src, b.src, exact=True)
+            assert_close(a.dst, b.dst, exact=True)
+        for a, b in zip(got.edge_ids, want.edge_ids, strict=True):
+            assert_close(a, b, exact=True)
+    assert sampler.bulk(SEEDS[:0], MOMENTS[:0], size) == []
+
+
 def test_nothing_before():
     sample = geom.TemporalSampler(GRAPH, [4, 4])(np.array([7]), np.array([-1]))
     assert sample.nodes.tolist() == [7]
