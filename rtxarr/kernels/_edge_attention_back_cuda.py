@@ -7,7 +7,8 @@ row of its destination, ``g . values`` that of the weight, the score's gradient 
 logarithm of each destination side by side, in ``found``.
 
 The gradients of a destination's scores add up to zero. So those at which the leaky ReLU has one
-slope give the sum of the others too, and with additive scores the rows of these need not be read.
+slope give the sum of the others too, and with additive scores the rows of these need not be read:
+taken to be most are those whose sign is that of the destination's own term.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
                 own_term = dst[unit]
             for i in range(n_own):
                 held[i] = zero
+            mostly_above = own_term > zero
+            gain = factor - one if mostly_above else one - factor
             logarithm = lse[unit]
             if start == indptr[row] and cuda.threadIdx.x == 0:
                 found[2 * unit], found[2 * unit + 1] = logarithm, delta
@@ -97,7 +100,7 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
                         terms[u] = own_term + src[node]
                 for u in range(unroll):
                     at = min(first + u, stop - 1)
-                    if signed and terms[u] <= zero:
+                    if signed and (terms[u] > zero if mostly_above else terms[u] <= zero):
                         at = start  # any row that is in the cache
                     node = np.int64(indices[at]) * n_heads + head
                     fetch(values, node * n_features, near, u * size)
@@ -166,8 +169,8 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
                         if edge_rows:
                             put(of_edge, number * n_features, of_theirs)
                         if signed:
-                            if not term <= zero:  # or NaN
-                                of_own_term += of_score * (one - factor)
+                            if not (term > zero if mostly_above else term <= zero):  # NaN counts
+                                of_own_term += of_score * gain
                         elif not (mlp or dot):
                             of_score *= slope_at(term, factor)
                             of_own_term += of_score
