@@ -138,11 +138,11 @@ class EmulatorBackend:
         kernels = []
         for loops, text in many:
             kernel = self.generate(loops)
-            launches = []
-            for launch in kernel.launches:
-                name = f"{launch.name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-                text = text.replace(launch.name, name)
-                launches.append(dataclasses.replace(launch, name=name))
+            digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+            names = {x.name: f"{x.name}_{digest}" for x in kernel.launches}
+            for old, new in names.items():
+                text = text.replace(old, new)
+            launches = [dataclasses.replace(x, name=names[x.name]) for x in kernel.launches]
             head, at, body = text.partition('extern "C" __global__')
             kernels.append(
                 dataclasses.replace(
