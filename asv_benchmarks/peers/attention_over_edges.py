@@ -8,11 +8,11 @@ both with the products that make the rows. For forward and backward passes the f
 at once beyond the graph, ``x`` and the parameters: of training it should be no more than 1.3 times
 ``x``, the result and the graph's indices, which is printed beside it.
 
-What to expect on an H200 at scale 22, 128 features and 4 heads, counted in bytes an edge of float16
-at 4.15 TB/s and no reuse: GAT reads 4 + 256 + 32 forward (4.8 ms), 4 + 32 and a quarter to a half of
-256 by destinations and 4 + 256 + 64 by sources backward (7.0 to 8.0 ms), GATv2 4 + 256 (4.3 ms), then
-4 + 256 and 4 + 512 + 32 (13.2 ms). A quarter to a half of the rows are in the cache, and the products
-add 0.5 to 1.5 ms.
+What to expect on an H200 at scale 22, 128 features and 4 heads, counted in bytes an edge of
+float16 at 4.15 TB/s and no reuse: GAT reads 4 + 256 + 32 forward (4.8 ms), backward 4 + 32 and a
+quarter to a half of 256 by destinations, and 4 + 256 + 64 by sources (7.0 to 8.0 ms); GATv2 4 + 256
+(4.3 ms), then 4 + 256 and 4 + 512 + 32 (13.2 ms). A quarter to a half of the rows are in the cache,
+and the products add 0.5 to 1.5 ms.
 """
 
 import argparse
