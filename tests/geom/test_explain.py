@@ -355,3 +355,22 @@ def test_factors_on_a_gpu(name):
     conv.to_device("cuda:0")
     got = conv(MaskedGraph.of(graph().to_device("cuda:0"), mask), x, *given)
     assert_close(rx.Tensor(got).numpy(), rx.Tensor(want).numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n_hops", [None, 2])
+@pytest.mark.parametrize("features", ["common", "each", "nodes", None])
+def test_explanations_on_a_gpu(features, n_hops):
+    graph, x = planted()
+    row, found = int(np.argmax(graph.in_degrees)), []
+    for device in ("cpu", "cuda:0"):
+        model = geom.GCNConv(5, 3, generator=Generator(0), device=device, **F64)
+        got = geom.explain(
+            model, graph.to_device(device), rx.asarray(x, device=device), row,
+            features=features, n_hops=n_hops, n_steps=20,
+        )  # fmt: skip
+        arrays = [got.edges] if features is None else [got.edges, got.features]
+        found.append([*(rx.Tensor(a).numpy() for a in arrays), np.array(got.losses)])
+        assert len(got.top_edges(3)) == 3
+    for got, want in zip(*found[::-1], strict=True):
+        assert_close(got, want, rtol=1e-8, atol=1e-8)
