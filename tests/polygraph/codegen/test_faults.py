@@ -60,7 +60,7 @@ FAULTS = [
     ("tiles", "past the edge", r"a < n_a && b < n_b\) \{", "b < n_b) {"),
     ("tiles", "the last one missing", r"valid = a < n_a", "valid = a < n_a - 1", 1),
     ("edges", "no barrier", r"BARRIER\(\);", "", 2),
-    ("edges", "rows by halves", r"count < high", "count < high / 2"),
+    ("edges", "short rows missing", r"count < high", "count < high / 128"),
     ("edges", "hubs too late", r"count >= low", "count > low"),
     ("edges", "an edge of the next row", r"begin \+ count : begin", "begin + count + 1 : begin"),
     ("edges", "the last edge missing", r"begin \+ count : begin", "begin + count - 1 : begin"),
