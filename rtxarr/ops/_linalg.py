@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from rtxarr._device import is_device_array, namespace
+from rtxarr._override import overridable
 from rtxarr.autograd._op import differentiable
 from rtxarr.libs.blas import try_matmul
 from rtxarr.ops._elementwise import conj
@@ -26,6 +27,7 @@ __all__ = [
 
 
 @differentiable
+@overridable
 def matmul(x1, x2, /):
     """Multiply matrices, or stacks of them.
 

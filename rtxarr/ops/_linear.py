@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from rtxarr._device import constant, is_device_array, namespace
+from rtxarr._override import overridable
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import is_half
@@ -45,6 +46,7 @@ def _affine_on_device(x, weight, bias):
 
 
 @differentiable
+@overridable
 def linear(x, weight, bias=None):
     """Give ``x @ weight.T + bias``.
 

@@ -13,6 +13,7 @@ from typing import Any
 from rtxarr import dtypes
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._elementwise import as_array
+from rtxarr.polygraph._linalg import matmul
 from rtxarr.polygraph._trace import Concretization, Tracer, current
 
 _RULES: dict[str, Callable] = {}
@@ -179,6 +180,20 @@ def _call(function: Callable, args: Sequence, options: dict, results: Sequence) 
     opaque = Opaque(function, places, rest, tuple(sorted(options.items())))
     sources = [as_array(args[i]).node for i in places]
     return [current().fresh(n) for n in ir.call(opaque, sources, (), results)]
+
+
+@_rule("ops._linalg.matmul")
+def _matmul(function, x1, x2):
+    return matmul(x1, x2)  # of half precision as it is: it is rounded once by itself
+
+
+@_rule("ops._linear.linear")
+def _linear(function, x, weight, bias=None):
+    dtype = _result_type(x, weight, bias)
+    if not dtypes.is_half(dtype) or weight.ndim != 2 or x.shape[-1:] != weight.shape[1:]:
+        return NotImplemented
+    result = dtype, (*x.shape[:-1], weight.shape[0])
+    return _call(function, (x, weight, bias), {}, [result])[0]
 
 
 def _result_type(*arrays):

@@ -36,3 +36,28 @@ def test_a_matrix_is_not_repeated_for_a_stack():
     x, y = np.ones((4, 5, 3)), np.arange(6.0).reshape(2, 3)
     assert_close(fused(x, y), x @ y.T, exact=True)
     assert "broadcast" not in fused.explain()
+
+
+@pytest.mark.parametrize("dtype", [rx.float16, rx.bfloat16], ids=str)
+def test_half_precision_is_multiplied_as_it_is(dtype):
+    rng = np.random.default_rng(0)
+    x, weight, bias = (
+        rng.standard_normal(shape).astype(dtype) for shape in ((4, 5, 8), (3, 8), (3,))
+    )
+
+    def f(x, weight, bias):
+        return rx.tanh(rx.matmul(x, weight.T)), rx.linear(x, weight, bias), rx.linear(x, weight)
+
+    fused = rx.fuse(f)
+    for got, want in zip(fused(x, weight, bias), f(x, weight, bias), strict=True):
+        assert_close(got, want, exact=True)
+    assert not fused.reasons
+    assert "float32" not in [
+        str(s.dtype)
+        for programs in fused._programs.values()
+        for n in programs[0].graph.nodes()
+        if n.op in ("matmul", "call")
+        for s in n.src
+    ]
+    gradient = rx.grad(lambda x: rx.sum(rx.astype(rx.linear(x, weight, bias), rx.float32) ** 2))
+    assert_close(rx.fuse(gradient)(x), gradient(x), exact=True)
