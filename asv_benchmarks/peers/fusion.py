@@ -8,6 +8,7 @@ the time to compile each kernel. ``--dry`` only builds and compiles the kernels:
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -20,7 +21,7 @@ import numpy as np
 import rtxarr as rx
 from rtxarr.polygraph import _cache, _cuda_backend
 from rtxarr.polygraph._cuda_backend import CudaBackend
-from rtxarr.polygraph.codegen import _nvrtc
+from rtxarr.polygraph.codegen import _across, _kernels, _nvrtc, _rows, _writer
 from rtxarr.polygraph.codegen._text import number_bytes
 
 # ---------------------------------------------------------------------- the functions, once for all
@@ -248,6 +249,53 @@ def many_shapes(options):
     return {"compilations": total, "ratios": ratios}
 
 
+# ------------------------------------------------------------------------ choices of the generator
+
+
+@contextlib.contextmanager
+def chosen(batch, factor):
+    """Let threads take ``batch`` packets at once, and ``factor`` times as many share a row."""
+    modules = (_kernels, _rows, _across, _writer)
+    before, shape_of = _kernels.BATCH, _rows.Rows.shape
+
+    def shape(self):
+        found = shape_of(self)
+        threads = min(max(int(found.threads * factor), 1), 1024)
+        return found._replace(threads=threads, rows=max(256 // threads, 1))
+
+    for module in modules:
+        module.BATCH = batch
+    _rows.Rows.shape = shape
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.BATCH = before
+        _rows.Rows.shape = shape_of
+
+
+def sweep(options):
+    """Time each case with other choices than the generator's: what may be set better."""
+    found = {}
+    for name, (function, shapes_of_case, n_passes) in CASES.items():
+        arrays = random_arrays(shapes_of_case)
+        functions = {}
+        for batch in (1, 2, 4):
+            for factor in (0.5, 1, 2):
+                with chosen(batch, factor):
+                    call = functools.partial(ours(function, "fast", CudaBackend("fast")), *arrays)
+                    call()
+                functions[f"{batch} packets, {factor} x threads"] = call
+        whole, _ = measure(functions, options.rounds, 20)
+        medians = {k: statistics.median(v) for k, v in whole.items()}
+        print(name)
+        for what, seconds in sorted(medians.items(), key=lambda item: item[1]):
+            rate = n_passes * arrays[0].nbytes / seconds
+            print(f"  {what:26} {seconds * 1e3:8.4f} ms  {rate / 1e12:.2f} TB/s")
+        found[name] = medians
+    return found
+
+
 # ------------------------------------------------------------------------------ compiling, dry
 
 
@@ -322,10 +370,16 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--shapes", type=int, default=200)
     parser.add_argument("--dry", action="store_true", help="only build and compile the kernels")
+    parser.add_argument("--sweep", action="store_true", help="only try the generator's choices")
     parser.add_argument("--json", help="also write the figures to this file")
     options = parser.parse_args()
     if options.dry:
         report = {"compiled": compile_all([(8, 0), (9, 0), (10, 0)])}
+        for batch, factor in ((1, 2), (4, 0.5)):
+            with chosen(batch, factor):
+                compile_all([(9, 0)])
+    elif options.sweep:
+        report = {"sweep": sweep(options)}
     else:
         device = _cuda_backend.Gpu()
         report = {"compiled": compile_all([device.capability(device.current_device())])}
