@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -429,14 +430,19 @@ def _several(found: list) -> Any:
 def cupy_kernel(kernel: Any, args: tuple, kwargs: dict) -> Any:
     """Answer a ufunc of CuPy's, or an elementwise kernel."""
     name = getattr(kernel, "name", "").removeprefix("cupy_")
+    special = _CUPY_SPECIAL.get(name.removeprefix("cupyx_scipy_special_"))
+    if special is not None and not kwargs and len(args) == 1:
+        return getattr(importlib.import_module("rtxarr.ops"), special)(*args)
     if name in ("where", "_where_ufunc"):
         return where(*args[:3])
     ufunc = getattr(np, _CUPY_NAMES.get(name, name), None)
     if not isinstance(ufunc, np.ufunc):
         raise concretization(f"CuPy's kernel {name}")
     n_in = ufunc.nin
-    outs = args[n_in:] or kwargs.pop("out", None)
-    return array_ufunc(ufunc, "__call__", args[:n_in], {**kwargs, "out": outs or ()})
+    out = kwargs.pop("out", None)
+    outs = args[n_in:] or (() if out is None else out)
+    return array_ufunc(ufunc, "__call__", args[:n_in], {**kwargs, "out": outs})
 
 
+_CUPY_SPECIAL = {"erf": "erf", "expit": "sigmoid"}
 _CUPY_NAMES = {"true_divide": "divide", "rint_": "rint", "abs": "absolute", "power": "power"}

@@ -117,7 +117,7 @@ class Recording:
             states = [g.bit_generator.state for g in self.surroundings.generators]
             snapshot = self.surroundings.snapshot()
             try:
-                with watching(self.surroundings.objects):
+                with watching(self.surroundings.objects), self._answering():
                     result = self.surroundings.function(*args, **kwargs)
             finally:
                 snapshot.take_back()
@@ -131,6 +131,13 @@ class Recording:
             trace.check_made()
             self.result, self.structure = flatten(result)
             self._finished()
+
+    def _answering(self) -> contextlib.AbstractContextManager:
+        if self.trace.on_numpy:
+            return contextlib.nullcontext()
+        from rtxarr.polygraph._cupy import answering
+
+        return answering()
 
     def _finished(self) -> None:
         """Look at what the call leaves behind, while it is still traced."""
