@@ -771,3 +771,17 @@ def test_what_changes_in_the_first_call_alone_is_fused_then():
         assert_same(fused(np.ones(2)), np.array([1.0, 2.0]))
     assert fused.n_eager == 1
     assert not fused.reasons
+
+
+# ----------------------------------------------------------------------------------- modes
+
+
+def test_fast_mode_is_near():
+    def f(x, y):
+        return rx.tanh(x * y + x) * y - rx.sum(x * y, axis=1, keepdims=True)
+
+    check(f, array(9, 33), array(9, 33), exact=False, mode="fast")
+    x = rx.astype(array(50), rx.bfloat16)
+    fast, strict = (rx.fuse(lambda x: (x * x + x) * x - x, mode=m)(x) for m in ("fast", "strict"))
+    assert fast.dtype == strict.dtype == rx.bfloat16
+    np.testing.assert_allclose(fast.astype("f4"), strict.astype("f4"), rtol=0.05, atol=0.1)
