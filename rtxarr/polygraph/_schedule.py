@@ -9,6 +9,7 @@ A reduction fits in when all places at which its result is needed are that of th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -544,23 +545,58 @@ class Scheduler:
         self.groups.remove(group)
 
     def _sorted(self) -> list[Group]:
-        """Order the groups so that each comes after those that it reads from."""
+        """Order the groups so that each comes after those that it reads from.
+
+        Of those that can be next, one that lets go of no less memory than it takes comes first:
+        a layer's gradients are made while what they need is there. Else it is the first of the
+        graph.
+        """
+        readers: dict[Node, set[int]] = {}  # of memory that can be given back
+        for group in self.groups:
+            for node in map(self._memory, group.read):
+                if node in self.owner and node not in self.kept_for_good:
+                    readers.setdefault(node, set()).add(id(group))
+        waiting = {id(g): {id(s) for s in self._sources(g)} for g in self.groups}
+        users: dict[int, list[Group]] = {id(g): [] for g in self.groups}
+        for group in self.groups:
+            for source in waiting[id(group)]:
+                users[source].append(group)
         position = {id(g): min(self.order[n] for n in g.outputs) for g in self.groups}
-        done: dict[int, Group] = {}
 
-        def visit(first: Group) -> None:
-            stack = [(first, False)]
-            while stack:
-                group, ready = stack.pop()
-                if id(group) in done:
-                    continue
-                if ready:
-                    done[id(group)] = group
-                    continue
-                stack.append((group, True))
-                sources = sorted(self._sources(group), key=lambda g: -position[id(g)])
-                stack.extend((g, False) for g in sources if id(g) not in done)
+        def grows(group: Group) -> int:
+            taken = sum(sizes[n] for n in group.outputs if self._memory(n) is n)
+            read = {self._memory(n) for n in group.read}
+            freed = sum(sizes[n] for n in read if readers.get(n) == {id(group)})
+            return taken - freed
 
-        for group in sorted(self.groups, key=lambda g: position[id(g)]):
-            visit(group)
-        return list(done.values())
+        sizes = {n: n.size * n.dtype.itemsize if n.dtype is not None else 0 for n in self.order}
+        for node in self.order:
+            if node.op == "item":
+                sizes[node.src[0]] += sizes[node]
+        ready = [g for g in self.groups if not waiting[id(g)]]
+        done = []
+        while ready:
+            costs = {id(g): grows(g) for g in ready}
+            shrinking = [g for g in ready if costs[id(g)] <= 0]
+            group = min(shrinking or ready, key=lambda g: position[id(g)])
+            ready.remove(group)
+            done.append(group)
+            for node in map(self._memory, group.read):
+                readers.get(node, set()).discard(id(group))
+            for user in users[id(group)]:
+                waiting[id(user)].discard(id(group))
+                if not waiting[id(user)]:
+                    ready.append(user)
+        return done
+
+    @functools.cached_property
+    def kept_for_good(self) -> set[Node]:
+        """What the program gives back, or writes."""
+        return {self._memory(n) for n in self.graph.roots}
+
+    def _memory(self, node: Node) -> Node:
+        """Return the node in whose memory a node lies: that of which it is a view, or a call."""
+        views = (*ir.VIEWS, "item")
+        while node.op in views and node in self.owner and self.owner[node].kind == "eager":
+            (node,) = node.src
+        return node

@@ -304,3 +304,25 @@ def test_one_value_repeated_is_written_out():
     y = ir.map_node("multiply", *[ir.broadcast(n, (3, 4)) for n in (x, ir.constant(1, "f4"))])
     (out,) = Program(ir.Graph([x], [y]), Reference())(np.ones(4, "f4"))
     assert out.strides == (16, 4)
+
+
+def test_what_lets_go_of_memory_comes_first():
+    """As in a backward pass: what each large array is needed for is made before the next but one."""
+    x = ir.input_node(0, "float64", (100, 100))
+    large, totals = [x], []
+    for _ in range(5):
+        large.append(ir.call(_next, (large[-1],), (), [(x.dtype, x.shape)])[0])
+        totals.append(ir.call(_total, (large[-1],), (), [(x.dtype, (100,))])[0])
+    program = Program(ir.Graph([x], totals[::-1]), Reference())
+    calls = [step.results[0].attrs[0] for step in program.steps if step.name.startswith("call")]
+    places = [i for i, function in enumerate(calls) if function is _total]
+    assert all(place <= 2 * i + 2 for i, place in enumerate(places))
+    assert_close(program(np.ones((100, 100)))[0], np.full(100, 600.0))
+
+
+def _next(x):
+    return (x + 1,)
+
+
+def _total(x):
+    return (x.sum(axis=0),)
