@@ -102,7 +102,7 @@ def attend_additive(
 def attend_projected(
     graph, values, src, dst, edge=None, *, slope, dropout_rate, generator, return_attention=False
 ):
-    """Attend additively to the very nodes that attend.
+    """Attend additively to the very nodes that attend, or to more that come after them.
 
     The terms are products of the values with ``src`` and ``dst``, of shape (n_heads, n_features).
     """
@@ -111,7 +111,7 @@ def attend_projected(
     out, _ = _fused.projected_attention(values, src, dst, edge, **options, **place)
     if not return_attention:
         return out, None
-    src, dst = _fused.head_dots(values, src, dst)
+    src, dst = _fused.head_dots(values, src, dst, graph)
     return out, _weights("additive", values, src, dst, None, edge, graph, slope)
 
 

@@ -5,7 +5,7 @@ destination's sum of exponentials is kept. Backward, the weights are made again,
 destinations and once by sources. The rules for tensors, and those of the CPU, are composed.
 """
 
-from rtxarr._device import full_scalar
+from rtxarr._device import full_scalar, namespace
 from rtxarr.autograd import stop_gradient
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Tensor
@@ -15,7 +15,7 @@ from rtxarr.geom._edges import edges_of
 from rtxarr.kernels import edge_attention as kernels
 from rtxarr.kernels import edges as edge_kernels
 from rtxarr.kernels.edge_attention import Scores
-from rtxarr.ops import astype, leaky_relu, reshape, sum, where
+from rtxarr.ops import astype, concat, leaky_relu, reshape, sum, where
 from rtxarr.ops._dropout import _dropout_add
 from rtxarr.ops._half import widen
 
@@ -62,20 +62,27 @@ def dot_attention(values, key, query, edge, /, *, graph, scale, place=None, rate
 def projected_attention(
     values, vector_src, vector_dst, edge, /, *, graph, slope, place=None, rate=0.0
 ):
-    """Attend additively, to the very nodes that attend.
+    """Attend additively, to the very nodes that attend, or to more that come after them.
 
     The terms of sources and destinations are the products of the values with a vector of each
     head.
     """
-    src, dst = head_dots(values, vector_src, vector_dst)
+    src, dst = head_dots(values, vector_src, vector_dst, graph)
     return _attend("additive", values, src, dst, None, edge, graph, slope, place, rate)
 
 
-def head_dots(values, *vectors):
-    """Give the products of the heads of nodes with two vectors, of shape (n_nodes, n_heads)."""
+def head_dots(values, vector_src, vector_dst, graph):
+    """Give the products of sources' heads with a vector, and of the destinations among them."""
     if not isinstance(values, Tensor) and kernels.fits(values):
-        return edge_kernels.head_dots(values, *_in(values.dtype, *vectors))
-    return [sum(widen(values) * widen(vector), axis=-1) for vector in vectors]
+        vectors = _in(values.dtype, vector_src, vector_dst)
+        src, dst = edge_kernels.head_dots(values, *vectors)
+        return src, dst[: graph.n_dst]
+    values, vector_src, vector_dst = _wide(values, vector_src, vector_dst)
+    return sum(values * vector_src, axis=-1), sum(_of_dst(values, graph) * vector_dst, axis=-1)
+
+
+def _of_dst(values, graph):
+    return values if graph.is_square else values[: graph.n_dst]
 
 
 def _scores(kind, values, src, dst, vector, edge, factor):
@@ -235,18 +242,21 @@ def _dot_rule(g, out, values, key, query, edge, graph, scale, place, rate):
 
 
 def _projected_rule(g, out, values, vector_src, vector_dst, edge, graph, slope, place, rate):
-    src, dst = head_dots(values, vector_src, vector_dst)
+    src, dst = head_dots(values, vector_src, vector_dst, graph)
     given = (g, out, values, src, dst, None, edge, graph, slope, place, rate)
     if _by_kernels(g, values):
         vectors = _in(values.dtype, vector_src, vector_dst)
         of_values, of_src, of_dst, _, of_edge = _gradient("additive", *given, projections=vectors)
         return of_values, *edge_kernels.head_sums(values, of_src, of_dst), of_edge
     of_values, of_src, of_dst, _, of_edge = _gradient("additive", *given)
-    shape = (*values.shape[:2], 1)
-    of_src, of_dst = reshape(of_src, shape), reshape(of_dst, shape)
-    of_values = of_values + of_src * widen(vector_src) + of_dst * widen(vector_dst)
-    of_vectors = (sum(x * widen(values), axis=0) for x in (of_src, of_dst))
-    return of_values, *of_vectors, of_edge
+    values, vector_src, vector_dst = _wide(values, vector_src, vector_dst)
+    of_src, of_dst = _per_head(of_src), _per_head(of_dst)
+    of_vectors = sum(of_src * values, axis=0), sum(of_dst * _of_dst(values, graph), axis=0)
+    more = of_dst * vector_dst
+    if not graph.is_square:
+        n_others, xp = graph.n_src - graph.n_dst, namespace(graph.indptr)
+        more = concat([more, xp.zeros((n_others, *more.shape[1:]), dtype=more.dtype)])
+    return of_values + of_src * vector_src + more, *of_vectors, of_edge
 
 
 additive_attention.defvjp(_additive_rule)

@@ -177,7 +177,8 @@ class GATConv(_Attention):
     ) -> Any:
         """Do all but the multiplication of ``x`` with ``W``: ``z`` is the product, or a pair."""
         src, dst = pair(graph, z)
-        values, dst = self._per_head(src), None if dst is src else self._per_head(dst)
+        values = self._per_head(src)
+        dst = None if dst is src or not isinstance(z, tuple) else self._per_head(dst)
         graph, edge_attr = self._edges(graph, edge_attr)
         edge = None if edge_attr is None else edge_attr @ self._edge_vectors().T
         options = {"slope": self.slope, "return_attention": return_attention, **self._drops()}

@@ -67,7 +67,7 @@ def attend_additive(graph, values, src, dst, edge=None, *, slope, **drops):
 
 def attend_projected(graph, values, src, dst, edge=None, **options):
     """Attend as :func:`rtxarr.geom._attend.attend_projected`."""
-    src, dst = (sum(values * vector, axis=-1) for vector in (src, dst))
+    src, dst = sum(values * src, axis=-1), sum(values[: graph.n_dst] * dst, axis=-1)
     return attend_additive(graph, values, src, dst, edge, **options)
 
 

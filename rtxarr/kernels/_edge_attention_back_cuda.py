@@ -204,7 +204,7 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
     Its rows are those of the graph turned round: ``row`` is a source, ``indices`` its
     destinations. If ``projected``, ``src`` and ``dst`` are the products of ``values`` with
     ``vector`` and ``vector_dst``, whose part in its gradient is added to the rest; the gradient
-    ``of_dst`` of the second is known.
+    ``of_dst`` of the second is known. The first sources are the destinations.
     """
     kind, nodes, edges, numbered, drops, from_memory = variant
     width, scalar, load_one, _, _ = access(dtype, wide=False)
@@ -318,7 +318,7 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
             fetch(vector, head * n_features, near, 0)
             for i in range(size):
                 held[i] += of_own_term * near[i]
-            if start == indptr[row]:
+            if start == indptr[row] and unit < of_dst.size:  # a destination too
                 fetch(vector_dst, head * n_features, near, 0)
                 of_other = of_dst[unit]
                 for i in range(size):

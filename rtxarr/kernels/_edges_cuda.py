@@ -271,6 +271,8 @@ def head_dots(dtype: np.dtype, plan: Plan):
 def head_sums(dtype: np.dtype, plan: Plan):
     """Return the kernel that sums nodes' heads times two numbers of each, some nodes a block.
 
+    Nodes without a second number have no part in the second sum.
+
     ``parts`` has a row for each of a block's items, with the heads of the first sum and those of
     the second.
     """
@@ -296,7 +298,9 @@ def head_sums(dtype: np.dtype, plan: Plan):
             fetch(x, unit * n_features, own, 0)
             for i in range(size):
                 a[i] += first_weights[unit] * own[i]
-                b[i] += second_weights[unit] * own[i]
+            if unit < second_weights.size:
+                for i in range(size):
+                    b[i] += second_weights[unit] * own[i]
             node += cuda.gridDim.x * items
         put_sums(parts, part, a)
         put_sums(parts, part + n_heads * n_features, b)

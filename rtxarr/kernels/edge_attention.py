@@ -157,8 +157,8 @@ def attend_gradient(
     turned : Edges
         Those of the graph turned round: the rows are sources.
     projections : pair of arrays, shape (n_heads, n_features), optional
-        For "additive" with the same nodes as sources and destinations: ``src`` and ``dst`` are
-        the inner products of the values with these, and the gradient of the values is whole.
+        For "additive" with destinations that are the first sources: ``src`` and ``dst`` are the
+        inner products of the values with these, and the gradient of the values is whole.
 
     Returns
     -------

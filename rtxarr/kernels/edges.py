@@ -201,6 +201,7 @@ def head_sums(x: Any, first: Any, second: Any) -> tuple[Any, Any]:
     ----------
     x : array, shape (n_nodes, n_heads, n_features)
     first, second : array of float32 (float64 for float64), shape (n_nodes, n_heads)
+        The second may be of the first nodes alone.
 
     Returns
     -------

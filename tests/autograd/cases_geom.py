@@ -80,6 +80,7 @@ CASES = {
     ],
     "projected_attention": [
         (attention("projected", 0.2, graph=SQUARE), (X5, *VECTORS, None)),
+        (attention("projected", 0.2), (X3, *VECTORS, None)),
         (attention("projected", 0.2, graph=SQUARE, **PLACE), (X5, *VECTORS, SCORES)),
     ],
     "gather_sum": [(lambda x: on(x) @ x, (X,))],

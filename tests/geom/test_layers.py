@@ -488,6 +488,24 @@ def test_weights_of_attention_have_gradients(name):
     gradcheck(lambda x: layer(graph, x, *given, return_attention=True)[1][1], (x,))
 
 
+def test_attention_to_the_nodes_of_a_sample():
+    """One array for sources and destinations gives what a pair of arrays does."""
+    src, dst = edges()[:2]
+    graph = geom.Graph.from_edges(src, dst, n_nodes=6)
+    (block,) = geom.NeighborSampler(graph, [-1])(np.array([4, 0])).graphs
+    assert block.n_src > block.n_dst
+    x = np.random.default_rng(17).standard_normal((block.n_src, 3))
+    layer, found = geom.GATConv(3, 2, heads=2, add_self_loops=False, **options("float64")), []
+    for is_pair in (False, True):
+        t = rx.Tensor(x, requires_grad=True)
+        out = layer(block, (t, t[: block.n_dst]) if is_pair else t)
+        layer.att_dst.grad = None
+        rx.sum(out * out).backward()
+        found.append((out.data, t.grad, layer.att_dst.grad))
+    for got, want in zip(*found, strict=True):
+        assert_close(got, want)
+
+
 def test_dropout_of_attention_is_for_training():
     graph = geom.Graph.from_edges(*edges()[:2], n_nodes=6)
     x = np.random.default_rng(7).standard_normal((6, 3))

@@ -147,9 +147,9 @@ def reference(kind, graph, given, grad, kept):
         of_dst = summed(of_logits, at_dst, graph.n_dst)
         if kind == "projected":
             of["values"] += of_src[..., None] * given["vector"]
-            of["values"] += of_dst[..., None] * given["vector_dst"]
+            of["values"][: graph.n_dst] += of_dst[..., None] * given["vector_dst"]
             of["vector"] = (of_src[..., None] * values).sum(0)
-            of["vector_dst"] = (of_dst[..., None] * values).sum(0)
+            of["vector_dst"] = (of_dst[..., None] * values[: graph.n_dst]).sum(0)
         of |= {"src": of_src, "dst": of_dst, "edge": of_logits}
     return out, lse, of
 
@@ -204,6 +204,16 @@ def test_results_and_gradients(place, skewed, kind, dtype, n_heads, n_features):
 @pytest.mark.parametrize("kind, dtype, n_heads, n_features", ALL, ids=name_of)
 def test_all_types_and_widths(place, skewed, kind, dtype, n_heads, n_features):
     check(skewed, place, kind, dtype, n_heads, n_features)
+
+
+def test_destinations_that_are_the_first_sources(place, skewed):
+    """As in what samplers give."""
+    n_dst = skewed.n_dst // 2
+    kept = skewed.dst < n_dst
+    graph = geom.Graph.from_edges(
+        skewed.src[kept], skewed.dst[kept], n_src=skewed.n_src, n_dst=n_dst
+    )
+    check(graph, place, "projected", "float32", 2, 4)
 
 
 @pytest.mark.parametrize("kind", ["terms-of-edges", "mlp", "dot", "dot-edges"])
