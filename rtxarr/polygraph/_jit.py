@@ -62,6 +62,8 @@ def jit(
     Optimizers, loss scalers and averages do their work after all that is computed: a parameter must
     not be used after the call of the optimizer's ``step()`` that changes it.
 
+    While a step is traced, its parameters hold no values: other threads must not use them then.
+
     Examples
     --------
     >>> import rtxarr as rx

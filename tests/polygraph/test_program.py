@@ -307,7 +307,7 @@ def test_one_value_repeated_is_written_out():
 
 
 def test_what_lets_go_of_memory_comes_first():
-    """As in a backward pass: what each large array is needed for is made before the next but one."""
+    """As in a backward pass: what needs a large array comes before the next but one."""
     x = ir.input_node(0, "float64", (100, 100))
     large, totals = [x], []
     for _ in range(5):
