@@ -1,7 +1,8 @@
 """Kernels over the edges of rows with many features: a thread takes a packet of them.
 
-What belongs to an edge alone, such as where it comes from, is read once and not for each feature.
-The loads of several edges are under way before the first is used.
+What belongs to an edge alone, such as where it comes from, is read once and not for each feature;
+what all features of a packet share, such as the weight of an attention head, is computed once where
+packets are whole. The loads of several edges are under way before the first is used.
 """
 
 from __future__ import annotations
@@ -39,11 +40,27 @@ class Features(Segments):
         # For the features of one edge, what belongs to the edge does not change.
         texts.of_row |= {s.name for s in self._statements()} - self.by_feature
         self.lanes = Writer._lanes(self)
+        self.by_packet: set[str] = set()  # of those names, what is the same in a whole packet
+        for s in loops.before:
+            self._classify_packet(s)
+        for phase in loops.phases:
+            for s in phase.body:
+                self._classify_packet(s)
+            self.by_packet |= {a.name for a in phase.accumulators if a.of in self.by_packet}
+            for s in phase.after:
+                self._classify_packet(s)
 
     def _classify(self, s: Statement) -> None:
         own = any("f" in names_in(a) for a in s.args if isinstance(a, Expr))
         if s.op != "store" and (own or self.by_feature.intersection(sources_of(s))):
             self.by_feature.add(s.name)
+
+    def _classify_packet(self, s: Statement) -> None:
+        if s.name in self.by_feature:
+            places = [a for a in s.args if isinstance(a, Expr)]
+            values = self.by_feature.intersection(sources_of(s))
+            if values <= self.by_packet and all(self.packet_step(e) == 0 for e in places):
+                self.by_packet.add(s.name)
 
     def packet_step(self, place: Expr) -> int | None:
         return self.texts.step(place, "f")
@@ -149,8 +166,19 @@ class Features(Segments):
                 out(f"{r.type} {r.running} = {r.empty};")
         if not phase.body and not reductions:
             return
+        shared = self.by_packet.intersection(s.name for s in phase.body)
+        for s in phase.body:
+            if s.name in shared:
+                for place in (a for a in s.args if isinstance(a, Expr)):
+                    self.packed &= self.texts.packs(place, "f", self.lanes)
         with out.block(f"for (Index tile = begin; tile < end; tile += along * {EDGES})"):
-            self._tile(phase.body, reductions)
+            if shared:
+                with out.block("if (packed)"):
+                    self._tile(phase.body, reductions, shared)
+                with out.block("else"):
+                    self._tile(phase.body, reductions, set())
+            else:
+                self._tile(phase.body, reductions, set())
 
     def _is_wide(self, r: Reduction) -> bool:
         return r.name in self.by_feature
@@ -160,8 +188,13 @@ class Features(Segments):
         self.out("const bool valid = place < end;")
         self.out("const Index c = valid ? place : end - 1;")
 
-    def _tile(self, body: Sequence[Statement], reductions: Sequence[Reduction]) -> None:
-        """Write one tile: values of edges, loads of features, then the features of each edge."""
+    def _tile(
+        self, body: Sequence[Statement], reductions: Sequence[Reduction], shared: set[str]
+    ) -> None:
+        """Write one tile: values of edges, loads of features, then the features of each edge.
+
+        ``shared`` has the names that are computed once for a packet.
+        """
         out = self.out
         of_edges = [s for s in body if s.op != "store" and s.name not in self.by_feature]
         known = {s.name for s in of_edges} | {s.name for s in self.loops.before}
@@ -170,6 +203,7 @@ class Features(Segments):
         loads = [s for s in loads if s.args[2] is None and known.issuperset(sources_of(s))]
         edge = {s.name: f"{s.name}_e[j]" for s in of_edges}
         lane = self._of_row() | {s.name: f"{s.name}_at[j][k]" for s in loads}
+        once = {n: place.replace("[k]", "[0]") for n, place in lane.items()}
         for s in of_edges:
             out(f"{self._type(s.name)} {s.name}_e[{EDGES}];")
         for s in loads:
@@ -188,11 +222,21 @@ class Features(Segments):
                     self._load(s)
         with out.unrolled("j", EDGES):
             self._edge_lines()
-            inner = [s for s in body if s.op == "store" or s.name in self.by_feature]
+            of_packet = [s for s in body if s.name in shared]
+            if of_packet:
+                out("const Index f = first;")
+                names = [n for s in of_packet for n in (s.name, *sources_of(s))]
+                own = {s.name for s in of_packet if s not in loads}
+                self._bound([n for n in names if n not in own], edge | once)
+                for s in of_packet:
+                    if s not in loads:
+                        out(self.texts.let(s))
+            bound = {n for s in of_packet for n in (s.name, *sources_of(s))}
+            inner = [s for s in body if s.op == "store" or s.name in self.by_feature - shared]
             own = {s.name for s in inner} - {s.name for s in loads}
             names = [n for s in inner if s not in loads for n in (*sources_of(s), *_stored(s))]
             names += [r.accumulator.of for r in reductions]
-            names = [n for n in names if n not in own]
+            names = [n for n in names if n not in own and n not in bound]
             self._bound(names, edge)
             for r in reductions:
                 if not self._is_wide(r):
