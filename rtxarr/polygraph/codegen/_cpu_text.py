@@ -67,15 +67,28 @@ class _Level:
 class Writer:
     """Writes the text of a plan.
 
+    Parameters
+    ----------
+    plan : Plan
+    contract : bool, default False
+        Whether a product and a sum may be rounded together.
+    literal : bool, default False
+        Write the numbers of index expressions into the text, for this shape alone: LLVM makes
+        products of divisions by them, which are many times as fast.
+
     Attributes
     ----------
     text : str
     numbers : list of int
         What the kernel's array of numbers holds after ``FIXED``.
+    divides : bool
+        Whether an index is divided by a number.
     """
 
-    def __init__(self, plan: Plan, *, contract: bool = False) -> None:
+    def __init__(self, plan: Plan, *, contract: bool = False, literal: bool = False) -> None:
         self.plan = plan
+        self.divides = False
+        self._literal = literal
         self.asm = Assembly(contract=contract)
         self.asm.block = "known"
         self.numbers: list[int] = []
@@ -100,7 +113,7 @@ class Writer:
 
     def _number(self, n: int) -> str:
         """Return the name of a number above 1 of an index expression: a parameter."""
-        if n in (0, 1):
+        if n in (0, 1) or self._literal:
             return str(n)
         if n not in self._number_names:
             self._number_names[n] = self._parameter(n, "n")
@@ -540,6 +553,7 @@ class Writer:
                     base,
                     lambda c, lane: body({"r": r, **c}, lane, row_lane),
                 )
+                after()
 
             self._loop(self.r0, self.r1, one_r)
 
@@ -608,7 +622,7 @@ class Writer:
             for v in first:
                 self._get(v)
             for i, (a, result, _) in enumerate(registers):
-                total = self._fetch(f"%slot{result.slot}", row_lane, a.dtype)
+                total = self._fetch(*self._total_place(result.slot, row_lane), a.dtype)
                 self._put(f"%total{i}", "0", a.dtype, total)
             levels.append(_Level(self.asm, counters))
             self._levels = [levels[-1]]
@@ -616,7 +630,7 @@ class Writer:
         def after():
             for i, (a, result, _) in enumerate(registers):
                 total = self._fetch(f"%total{i}", "0", a.dtype)
-                self._put(f"%slot{result.slot}", self.row_lane, a.dtype, total)
+                self._put(*self._total_place(result.slot, self.row_lane), a.dtype, total)
 
         def body(counters, lane, row_lane):
             self.counters, self.lane, self.row_lane = counters, lane, row_lane
@@ -698,6 +712,7 @@ class Writer:
             below = asm.let(f"icmp slt i64 {x}, {self._signed(high)}")
             return asm.let(f"and i1 {above}, {below}")
         if op == "divides":
+            self.divides = True
             rest = asm.let(f"srem i64 {self._place(v.args[0], v.deps)}, {self._number(v.args[1])}")
             return asm.let(f"icmp eq i64 {rest}, 0")
         args = [self._get(v.deps[name]) for name in v.args]
@@ -747,6 +762,7 @@ class Writer:
             lines, counters = self.asm.lines, self.counters
             if level is not None:
                 self.asm.lines, self.counters = level.lines, level.known
+            self.divides = True
             word = "udiv" if type(atom) is Div else "urem"
             numerator = self._place(atom.numerator, deps)
             term = self.asm.let(f"{word} i64 {numerator}, {self._number(atom.divisor)}")
@@ -894,7 +910,10 @@ class Writer:
         x, lane = self._get(of), self.row_lane
         if register is not None:
             old = self._fetch(f"%total{register}", "0", a.dtype)
-            new = self.asm.apply(BINARY[a.op], a.dtype, [old, x])
+            if self.plan.fast and BINARY[a.op] == "add" and kind(a.dtype) == "f":
+                new = self.asm.let(f"fadd reassoc contract {llvm_type(a.dtype)} {old}, {x}")
+            else:
+                new = self.asm.apply(BINARY[a.op], a.dtype, [old, x])
             return lambda: self._put(f"%total{register}", "0", a.dtype, new)
         if a.op.startswith("arg"):
             return self._best(a, result, x, lane, self.counters["c"])
