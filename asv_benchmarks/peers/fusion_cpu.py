@@ -1,10 +1,10 @@
 """Fused functions on a CPU, against NumPy one operation at a time, numexpr and numba.
 
-Each case runs once in turn by every contestant in each round, in one process and on the same
-threads; figures are medians over rounds, with quartiles. Results are compared before. "best case"
-is what a copy of the arrays that must be read and written would take. numexpr does reductions only
-at the end of an expression, so that NumPy does them in between where that is faster; numba runs
-loops over rows, written by hand, in parallel.
+Contestants take turns in each round, in one process and on as many threads. Figures are medians
+over rounds, with quartiles, and how long processors were busy, which other processes change less.
+Results are compared before. "best case" is what a copy of the arrays that must be read and written
+would take. numexpr does reductions only at the end of an expression, so that NumPy does them in
+between where that is faster; numba runs loops over rows, written by hand, in parallel.
 """
 
 import argparse
@@ -326,8 +326,8 @@ def check(functions, arguments):
         for a, b in zip(got, wants, strict=True):
             if b is not None:
                 tolerance = 2e-4 if np.asarray(b).dtype == np.float32 else 1e-9
-                # numexpr adds up from first to last.
-                rtol = 1e-2 if name == "numexpr" and not np.ndim(b) else tolerance
+                # numexpr and numba add up from first to last.
+                rtol = 1e-2 if name in ("numexpr", "numba") and not np.ndim(b) else tolerance
                 np.testing.assert_allclose(a, b, rtol=rtol, atol=tolerance, err_msg=name)
 
 
@@ -336,14 +336,16 @@ def measure(functions, arguments, rounds):
     size = max(x.size for x in arguments if isinstance(x, np.ndarray))
     calls = max(2, 1_000_000 // size)
     times = {name: [] for name in functions}
+    busy = {name: [] for name in functions}
     for _ in range(rounds + 2):
         for name, function in functions.items():
             function(*own[name])  # memory and caches are as this one leaves them
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             for _ in range(calls):
                 function(*own[name])
             times[name].append((time.perf_counter() - start) / calls)
-    return {name: values[2:] for name, values in times.items()}
+            busy[name].append((time.process_time() - cpu) / calls)
+    return ({name: values[2:] for name, values in kind.items()} for kind in (times, busy))
 
 
 def copy_rate():
@@ -389,23 +391,25 @@ def main():
                 continue
             functions = {name: found[k] for name, found in everybody.items()}
             check(functions, arguments)
-            times = measure(functions, arguments, options.rounds)
-            report["cases"].append(show(title, dtype, times, arguments[0].nbytes * passes, rate))
+            times, busy = measure(functions, arguments, options.rounds)
+            moved = arguments[0].nbytes * passes
+            report["cases"].append(show(title, dtype, times, busy, moved, rate))
     if options.json:
         with open(options.json, "w") as file:
             json.dump(report, file, indent=1)
 
 
-def show(title, dtype, times, n_bytes, rate):
+def show(title, dtype, times, busy, n_bytes, rate):
     case = {"case": title, "dtype": dtype.name, "best_case_s": n_bytes / rate}
     plain = statistics.median(times["NumPy"])
     for name, values in times.items():
         low, middle, high = statistics.quantiles(values, n=4)
-        case[name] = {"median_s": middle, "quartiles_s": [low, high]}
+        cpu = statistics.median(busy[name])
+        case[name] = {"median_s": middle, "quartiles_s": [low, high], "cpu_s": cpu}
         print(
             f"{dtype.name:8} {title:36} {name:12} {middle * 1e6:9.1f} us"
             f" ({low * 1e6:.1f} - {high * 1e6:.1f}) {plain / middle:6.2f}x"
-            f" {n_bytes / middle / 1e9:6.1f} GB/s",
+            f" {n_bytes / middle / 1e9:6.1f} GB/s  processors busy {cpu * 1e6:9.1f} us",
             flush=True,
         )
     return case

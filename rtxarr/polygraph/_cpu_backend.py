@@ -18,7 +18,8 @@ class CpuBackend:
     """Runs kernels on NumPy arrays.
 
     Results have NumPy's bits in mode "strict"; see ``codegen._cpu``. In mode "fast" a product and a
-    sum may be rounded together.
+    sum may be rounded together, exponentials are within 3 units in the last place
+    (``codegen._fast``), and rows are added up in another order, the same in each run.
     """
 
     def __init__(self, mode: str = "strict") -> None:
@@ -50,8 +51,11 @@ class CpuBackend:
 
     def written(self, loops: Loops) -> tuple[str, list[int]]:
         """Return the assembly of a kernel, and the numbers that it takes."""
-        plan = _cpu.Plan(loops, _cpu.in_parts(loops))
-        writer = Writer(plan, contract=self.mode == "fast")
+        fast = self.mode == "fast"
+        plan = _cpu.Plan(loops, _cpu.in_parts(loops), fast=fast)
+        writer = Writer(plan, contract=fast)
+        if writer.divides:
+            writer = Writer(plan, contract=fast, literal=True)
         fixed, tables = _sizes(loops)
         fixed["tables"] = len(FIXED) + len(writer.numbers)
         if plan.separate:

@@ -1,6 +1,7 @@
 """Kernels on the CPU, against the interpreter: the same bits, but for sums."""
 
 import functools
+import math
 import os
 import random
 import warnings
@@ -424,3 +425,62 @@ def test_machine_code_is_kept_on_disk(tmp_path, monkeypatch):
         (got,) = Program(graph, Poisoned())(array)
         assert_close(got, np.full((7, 9), 1 / 9, "f4"))
         assert _cache.kernels.info().compiled == compiled
+
+
+class PoisonedFast(Poisoned):
+    def __init__(self):
+        super().__init__("fast")
+
+
+def exactly(op, x):
+    """Return a function's values with more digits than ``x`` has."""
+    if op == "erf":
+        return np.asarray([math.erf(v) for v in x.astype(float)], np.longdouble)
+    return getattr(np, op)(x.astype(np.longdouble))
+
+
+@pytest.mark.parametrize("op", ["exp", "expm1", "tanh", "erf"])
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_fast_functions_are_near(name, op):
+    rng = np.random.default_rng(0)
+    parts = [rng.uniform(-w, w, 20_000) for w in (1.2, 7, 100, 720)]
+    parts.append(rng.standard_normal(20_000) * 10 ** rng.uniform(-37, 1, 20_000))
+    array = np.concatenate(parts).astype(name)
+    x = ir.input_node(0, name, array.shape)
+    (got,) = Program(ir.Graph([x], [ir.map_node(op, x)]), PoisonedFast())(array)
+    want = exactly(op, array)
+    rounded = want.astype(name)
+    usual = np.isfinite(rounded) & (abs(rounded) >= np.finfo(name).tiny)
+    error = abs(got[usual] - want[usual]) / np.spacing(abs(rounded[usual]))
+    assert error.max() < 3 + (op == "erf")  # math.erf() is rounded too
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(rounded))
+    subnormal = abs(rounded) < np.finfo(name).tiny
+    assert abs(got[subnormal] - rounded[subnormal]).max(initial=0) < 2 * np.finfo(name).tiny * 1e-6
+
+
+@pytest.mark.parametrize("op", ["exp", "expm1", "tanh", "erf", "sigmoid"])
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16"])
+def test_fast_functions_at_special_numbers(name, op):
+    array = special(np.dtype(name))
+    x = ir.input_node(0, name, array.shape)
+    graph = ir.Graph([x], [ir.map_node(op, x)])
+    (got,) = Program(graph, PoisonedFast())(array)
+    (want,) = _interpret.run(graph, [array], np)
+    assert_close(got, want)
+    zero = (want == 0) & (array == 0)
+    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(want[zero]))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (300, 129), (3, 20_000), (70, 65_540)], ids=str)
+def test_fast_rows(shape):
+    x = ir.input_node(0, "float32", shape)
+    mean = ir.reduce_node("sum", ir.map_node("square", x), (1,))
+    graph = ir.Graph([x], [softmax(chain(x)), mean, ir.reduce_node("prod", x, (1,))])
+    array = np.random.default_rng(0).standard_normal(shape, "f4")
+    run(graph, [array], exact=False, backend=PoisonedFast())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_fast_random_graphs(seed):
+    maker = Maker(seed, dtype=("float32", "float64")[seed % 2], n_steps=seed % 20 + 3)
+    run(maker.graph(), maker.arrays(), exact=False, backend=PoisonedFast())

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr.polygraph._ir import MAPS
+from rtxarr.polygraph.codegen import _fast
 
 Value = Any  # str, or (str, str) for a complex number
 
@@ -60,8 +61,10 @@ def kind(dtype: np.dtype) -> str:
 _NATIVE = {"b": _BOOL, "i": _INTEGER, "u": _INTEGER, "h": _FLOAT, "f": _FLOAT, "c": _COMPLEX}
 
 
-def is_native(op: str, dtype: np.dtype) -> bool:
+def is_native(op: str, dtype: np.dtype, *, fast: bool = False) -> bool:
     """Tell whether ``op`` on values of ``dtype`` is written out here; all casts are."""
+    if fast and op in _fast.OPERATIONS and kind(dtype) in "fh":
+        return True
     return op == "cast" or op in _NATIVE.get(kind(dtype), ())
 
 
@@ -270,6 +273,8 @@ class Assembly:
 
     def _float(self, op: str, dtype: np.dtype, args: list[str]) -> str:
         t, x, f = llvm_type(dtype), args[0], self._flag
+        if op in _fast.OPERATIONS:
+            return _fast.write(self, op, t, x)
         if op == "negative":
             return self.let(f"fneg {t} {x}")
         if op in ("abs", "sqrt", "copysign"):

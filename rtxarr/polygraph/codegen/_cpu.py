@@ -37,7 +37,8 @@ _NOT_MAPS = frozenset(("load", "scalar", "index", "in_range", "divides"))
 
 # A value that takes more than this to compute again is kept in a slot.
 _CHEAP = 4
-_COSTS = {"divide": 6, "sqrt": 6, "rsqrt": 12, "reciprocal": 6, "load": 1}
+_COSTS = {"divide": 6, "sqrt": 6, "rsqrt": 12, "reciprocal": 6}
+_COSTS |= {"exp": 20, "expm1": 24, "tanh": 30, "erf": 60}  # written out in mode "fast"
 
 # Elements of a tile, by the largest number of bytes that one has.
 TILE_BYTES = 16384
@@ -229,11 +230,13 @@ class Plan:
     """What is done in which order: sections of stages, and which values are kept.
 
     ``in_parts`` says that a tile holds a part of a row only: then no value of an element outlives
-    its section, and each pass goes over the parts.
+    its section, and each pass goes over the parts. ``fast`` says that exponentials are written out
+    and sums are added up in the order that is fastest.
     """
 
-    def __init__(self, loops: Loops, in_parts: bool) -> None:
+    def __init__(self, loops: Loops, in_parts: bool, *, fast: bool = False) -> None:
         self.loops = loops
+        self.fast = fast
         self.kind = loops.kind
         self.separate = in_parts  # each section is a step of its own
         self.in_parts = in_parts or loops.kind in ("columns", "segments")
@@ -307,7 +310,7 @@ class Plan:
         if v.op in _NOT_MAPS:
             return None
         dtype = next(iter(deps.values())).dtype if v.op != "where" else v.dtype
-        return None if is_native(v.op, dtype) else _ufuncs.find(v.op, dtype)
+        return None if is_native(v.op, dtype, fast=self.fast) else _ufuncs.find(v.op, dtype)
 
     def _for_each(self, d: Planned, section: Section) -> Planned:
         """Return a row's value as one of each element, which NumPy can step along."""
@@ -337,6 +340,8 @@ class Plan:
         """Tell whether a reduction is part of a stage's loop: each lane has its own total."""
         if self.kind == "segments":
             return True
+        if self.kind == "rows":  # in any order
+            return self.fast and a.op == "sum" and kind(a.dtype) == "f"
         return self.kind == "columns" and (
             a.op.startswith("arg") or is_native(BINARY[a.op], a.dtype)
         )
