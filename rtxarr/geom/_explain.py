@@ -177,7 +177,8 @@ def explain(
     edges = part.spread(edges, part.numbers, graph.n_edges)
     if features in ("each", "nodes"):
         found = part.spread(found, part.nodes, data.shape[0])
-    losses = [float(loss) for loss in losses]  # read here, so that no step waits for a GPU
+    # Read here, so that no step waits for a GPU.
+    losses = _device.namespace(*losses).stack(losses).tolist() if losses else []
     return Explanation(edges, found, features, row, learned.target, tuple(losses))
 
 
