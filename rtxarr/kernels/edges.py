@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 _LANES = 4 if _SIMULATING else 8  # threads that share the edges of a node and a head
-_PARTS = 4096  # sums over nodes that are kept apart
+_PARTS = 16_384  # sums over nodes that are kept apart
 
 
 def fit(*arrays: Any) -> bool:
