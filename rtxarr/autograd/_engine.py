@@ -89,6 +89,21 @@ def gradients(outputs, inputs, grads=None, *, create_graph=False, retain_graph=N
     return found if create_graph else _apart(found, [g for _, g in pairs])
 
 
+def masked_gradients(outputs, inputs, grads, masks, *, create_graph=False):
+    """Give the gradients of ``inputs``, and the masks that they come with.
+
+    A mask is an array of bool, or None: outside of it a gradient is zero by design, as ``where``
+    made it, whatever is not finite there. ``masks`` are those of ``grads``.
+    """
+    pairs = [(x, _starting_gradient(x, g)) for x, g in zip(outputs, grads, strict=True)]
+    wanted = {(tensor.node, tensor.slot): None for tensor in inputs}
+    backward = _Pass(pairs, wanted, create_graph, True, None)
+    backward.keeps_masks = True
+    found = _through(backward, pairs, masks)
+    grads = [found.get((tensor.node, tensor.slot)) for tensor in inputs]
+    return grads, [backward.found_masks.get(tensor.node) for tensor in inputs]
+
+
 def per_sample_gradients(output, parameters, grad=None):
     """Give, for each sample of the batch, the gradient of ``output`` for each parameter.
 
@@ -182,12 +197,15 @@ def _needed(outputs, wanted):
 
 def _run(outputs, wanted, create_graph, retain_graph, samples):
     """Propagate ``(tensor, gradient)`` pairs; give leaf gradients, or the wanted ones."""
-    backward = _Pass(outputs, wanted, create_graph, retain_graph, samples)
+    return _through(_Pass(outputs, wanted, create_graph, retain_graph, samples), outputs)
+
+
+def _through(backward, outputs, masks=None):
     previous = state.mode
     # Rules run in the dtypes of the forward pass.
-    state.mode = previous & ~(AUTOCAST if create_graph else AUTOCAST | RECORDED)
+    state.mode = previous & ~(AUTOCAST if backward.create_graph else AUTOCAST | RECORDED)
     try:
-        return backward.run(outputs)
+        return backward.run(outputs, masks)
     except MemoryError as error:
         explain_out_of_memory(error)
         raise
@@ -209,11 +227,14 @@ class _Pass:
         self.masks: dict = {}  # node -> elements outside which its gradient is zero by design
         self.found: dict = {}  # wanted (node, slot) -> gradient
         self.heap: list = []  # nodes by order: the newest first
+        self.keeps_masks = False  # of the wanted gradients too
+        self.found_masks: dict = {}
 
-    def run(self, outputs):
-        for tensor, g in outputs:
+    def run(self, outputs, masks=None):
+        for i, (tensor, g) in enumerate(outputs):
             if self.needed is None or tensor.node in self.needed:
-                self.deliver(tensor.node, tensor.slot, g, None)
+                mask = None if masks is None else masks[i]
+                self.deliver(tensor.node, tensor.slot, g, mask)
         heap, grads, visit = self.heap, self.grads, self.visit
         if state.mode & PROFILED:
             visit = state.profile.timed_visit(visit)
@@ -237,6 +258,8 @@ class _Pass:
         for slot, part in parts:
             if part is not None and (node, slot) in self.wanted:
                 self.found[node, slot] = part
+                if self.keeps_masks and type(g) is not list:
+                    self.found_masks[node] = self.masks.get(node)
 
     def visit(self, node, g):
         """Run the rules of one node and hand on what they give."""
@@ -257,7 +280,12 @@ class _Pass:
         conjugate = op.holomorphic and _is_complex(g)
         if conjugate:
             g = _conj(g)
-        joint = plan.call(g, saved) if plan.call is not None else None
+        masks = None
+        if op.takes_masks:
+            joint, masks = plan.call.masked(g, saved, mask)
+            mask = None
+        else:
+            joint = plan.call(g, saved) if plan.call is not None else None
         needed, samples = self.needed, self.samples
         for k, (target, slot, shape, dtype) in enumerate(node.edges):
             if needed is not None and target not in needed:
@@ -270,7 +298,7 @@ class _Pass:
                 continue
             if conjugate:
                 gx = _conj(gx)
-            passed = None
+            passed = None if masks is None else masks[k]
             if rows is not None:
                 gx, passed = _route_rows(plan, k, gx, rows, shape)
             elif mask is not None or plan.mask_calls[k] is not None:
@@ -294,11 +322,21 @@ class _Pass:
                 if target.outputs is not None:
                     grads[target] = [None] * len(target.outputs)
                     grads[target][slot] = g
+                    if mask is not None and target.plan.op.takes_masks:
+                        self.masks[target] = [None] * len(target.outputs)
+                        self.masks[target][slot] = mask
                 elif mask is not None:
                     self.masks[target] = mask
+            elif mask is not None and self.keeps_masks:
+                self.masks[target] = mask
             return
         if type(known) is list:
-            known[slot] = g if known[slot] is None else known[slot] + g
+            is_first = known[slot] is None
+            known[slot] = g if is_first else known[slot] + g
+            if target.plan.op.takes_masks and (mask is not None or target in self.masks):
+                masks = self.masks.setdefault(target, [None] * len(known))
+                both = None if mask is None or masks[slot] is None else masks[slot] | mask
+                masks[slot] = mask if is_first else both
             return
         if not self.create_graph and target in self.owned:
             known += g

@@ -68,7 +68,11 @@ class Op:
         For each argument, a rule giving one gradient for each leading index of the batch.
     policy : tuple or None
         What ``autocast`` does to the arguments; see ``_autocast.py``.
+    takes_masks : bool
+        Its rule is given the masks of the gradients that come, and gives those of its own.
     """
+
+    takes_masks = False
 
     def __init__(self, fwd, *, elementwise, movement, view, holomorphic, precision=None):
         self.fwd = fwd

@@ -17,7 +17,7 @@ import numpy as np
 
 from rtxarr import random
 from rtxarr._device import namespace
-from rtxarr.autograd._engine import gradients
+from rtxarr.autograd._engine import gradients, masked_gradients
 from rtxarr.autograd._mode import OBSERVED, PROFILED, RECORDED, TRACED, enable_grad, state
 from rtxarr.autograd._op import _observe
 from rtxarr.autograd._tape import Node, Tensor, make_tensor, store_of
@@ -143,19 +143,21 @@ def _guard(tensor: Tensor) -> tuple[list[int], int]:
 class _Call:
     """One call: what its higher derivatives begin from."""
 
-    __slots__ = ("leaves", "edges", "draws")
+    __slots__ = ("leaves", "edges", "draws", "passes_masks")
 
     def __init__(self, leaves: Sequence[Any], edges: list, draws: Any) -> None:
         # Raw data only: holding the tensors would keep the graph before this call alive.
         self.leaves = [(x.data,) if isinstance(x, Tensor) else x for x in leaves]
         self.edges = edges
         self.draws = draws
+        self.passes_masks = any(type(edge[0]) is Node for edge in edges)
 
 
 class _Op:
     """What the tape asks of an operation."""
 
     elementwise = movement = view = holomorphic = False
+    takes_masks = True
     variadic = "args"
     arg_names: tuple = ()
 
@@ -221,31 +223,37 @@ class _Backward:
             trace.fresh(_ir.make("input", (), (("gradient", k),), x.data.dtype, x.data.shape))
             for k, x in enumerate(self._results)
         ]
+        self._mask_inputs = [
+            trace.fresh(_ir.make("input", (), (("mask", k),), bool, x.data.shape))
+            for k, x in enumerate(self._results)
+        ]
         self._lock = threading.Lock()
         self.kept: list[_ir.Node] = []
 
     # ------------------------------------------------------------------------------ cutting
 
-    def _traced(self, pattern: Sequence[bool]) -> list[_ir.Node | None]:
-        """Return the gradients, where those of some results are not given."""
+    def _traced(self, pattern: Sequence[int], masked: bool) -> list[_ir.Node | None]:
+        """Return the gradients, and then, where they are asked for, their masks.
+
+        ``pattern`` says of each result whether its gradient is not given (0), given (1), or given
+        with a mask (2).
+        """
         recording = self._recording
+        given = [k for k, how in enumerate(pattern) if how]
+        results = [self._results[k] for k in given]
+        grads = [self._gradient_inputs[k] for k in given]
+        masks: list = []
         with recording.tracing():
-            pairs = [
-                (x, g)
-                for x, g, given in zip(self._results, self._gradient_inputs, pattern, strict=True)
-                if given
-            ]
-            found = gradients(
-                [x for x, _ in pairs],
-                self._variables,
-                [g for _, g in pairs],
-                retain_graph=True,
-            )
-            return [None if g is None else as_array(g).node for g in found]
+            if masked or 2 in pattern:
+                own = [self._mask_inputs[k] if pattern[k] == 2 else None for k in given]
+                found, masks = masked_gradients(results, self._variables, grads, own)
+            else:
+                found = gradients(results, self._variables, grads, retain_graph=True)
+            return [None if x is None else as_array(x).node for x in (*found, *masks)]
 
     def cut(self, outputs: list[_ir.Node]) -> None:
         """Choose what to keep; ``outputs`` are there anyway."""
-        found = self._traced([True] * len(self._results))
+        found = self._traced([1] * len(self._results), False)
         trace = self._recording.trace
         roots = [node for node in found if node is not None]
         gradient_nodes = {g.node for g in self._gradient_inputs}
@@ -308,25 +316,41 @@ class _Backward:
 
     def __call__(self, g: Any, saved: tuple) -> Sequence[Any]:
         """Return the gradients; ``g`` is one or, where there are several results, a list."""
+        return self.masked(g, saved, None)[0]
+
+    def masked(self, g: Any, saved: tuple, mask: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the gradients and their masks; ``mask`` is that of ``g``, or a list of them."""
+        found = self._pulled(g, saved, mask)
+        n = len(self.originals)
+        return found[:n], found[n:] or [None] * n
+
+    def _pulled(self, g: Any, saved: tuple, mask: Any) -> Sequence[Any]:
         given = g if isinstance(g, list) else [g]
+        masks = mask if isinstance(mask, list) else [mask] * len(given)
         arrays, first, call = saved
         if isinstance(first, Tensor):
-            return self._differentiable(given, call)
-        pattern = tuple(x is not None for x in given)
+            return self._differentiable(given, masks, call)
+        pairs = list(zip(given, masks, strict=True))
+        how = [0 if x is None else 1 if m is None else 2 for x, m in pairs]
+        pattern = (*how, call.passes_masks)
         program = self.programs.get(pattern)
         if program is None:
             with self._lock:
                 program = self.programs.get(pattern)
                 if program is None:
                     program = self.programs[pattern] = self._program(pattern)
-        return program(arrays, [_contiguous(x) for x in given if x is not None])
+        more = [x for x in given if x is not None]
+        more += [m for x, m in pairs if x is not None and m is not None]
+        return program(arrays, list(map(_contiguous, more)))
 
     def _program(self, pattern: tuple) -> _BackwardProgram:
         recording = self._recording
         trace = recording.trace
-        found = self._full if all(pattern) else self._traced(pattern)
+        *how, masked = pattern
+        found = self._full if {*how} == {1} and not masked else self._traced(how, masked)
         used = [trace.inputs[i] for i in self.used_inputs]
-        given = [g.node for g, there in zip(self._gradient_inputs, pattern, strict=True) if there]
+        given = [x.node for x, h in zip(self._gradient_inputs, how, strict=True) if h]
+        given += [x.node for x, h in zip(self._mask_inputs, how, strict=True) if h == 2]
         leaves = [*self._kept_nodes, *used, *given]
         roots = [n for n in found if n is not None]
         if any(n.op == "input" and n not in leaves for n in _above(roots, set(leaves))):
@@ -343,8 +367,8 @@ class _Backward:
 
     # --------------------------------------------------------------------- higher derivatives
 
-    def _differentiable(self, given: list, call: _Call) -> Sequence[Any]:
-        """Return the gradients as tensors that stand on the tape, from the call's arguments."""
+    def _differentiable(self, given: list, masks: list, call: _Call) -> Sequence[Any]:
+        """Return the gradients, tensors on the tape, and masks, from the call's arguments."""
         edges = iter(call.edges)
         by_place = {p: next(edges) for p in self.originals}
         leaves = []
@@ -359,23 +383,36 @@ class _Backward:
             self._second = self._fused.of(function, f"gradient of {self._fused.name}")
         args, kwargs = unflatten(self._structure, leaves)
         if call.draws is None:
-            return self._second(args, kwargs, tuple(given))
-        with random.replay_draws(call.draws):
-            return self._second(args, kwargs, tuple(given))
+            found = self._second(args, kwargs, tuple(given), tuple(masks))
+        else:
+            with random.replay_draws(call.draws):
+                found = self._second(args, kwargs, tuple(given), tuple(masks))
+        n = len(self.originals)
+        return [*found[:n], *(m.data if isinstance(m, Tensor) else m for m in found[n:])]
 
 
 def pull(
-    function: Callable, places: list, originals: list, args: tuple, kwargs: dict, given: tuple
+    function: Callable,
+    places: list,
+    originals: list,
+    args: tuple,
+    kwargs: dict,
+    given: tuple,
+    masks: tuple,
 ) -> tuple:
-    """Call ``function`` and return the gradients of ``originals``, themselves on the tape."""
+    """Call ``function``; return the gradients of ``originals``, on the tape, and their masks."""
     with enable_grad():
         leaves = flatten((args, kwargs))[0]
         result = flatten(function(*args, **kwargs))[0]
     lift = state.tracing.lift if state.mode & TRACED else (lambda x: x)
     inputs = [lift(x) if isinstance(x, Tensor) else leaves[x] for x in originals]
-    pairs = [(result[p], g) for p, g in zip(places, given, strict=True) if g is not None]
-    found = gradients([x for x, _ in pairs], inputs, [g for _, g in pairs], create_graph=True)
-    return tuple(found)
+    there = [i for i, g in enumerate(given) if g is not None]
+    results = [result[places[i]] for i in there]
+    grads = [given[i] for i in there]
+    found, passed = masked_gradients(
+        results, inputs, grads, [masks[i] for i in there], create_graph=True
+    )
+    return (*found, *passed)
 
 
 def _above(roots: Sequence[_ir.Node], leaves: set[_ir.Node]) -> list[_ir.Node]:

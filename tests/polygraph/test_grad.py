@@ -268,3 +268,68 @@ def test_second_derivatives_draw_the_numbers_of_the_first_pass():
     want = norm(f, x)
     got = norm(rx.fuse(f, backend="interpreter"), x)
     assert_same(got, want)
+
+
+def test_while_time_is_taken_and_while_writes_are_looked_for():
+    fused = rx.fuse(lambda x, w: rx.tanh(x @ w))
+    x, w = array(3, 4), array(4, 2)
+
+    def run():
+        p = rx.Tensor(w, requires_grad=True)
+        rx.sum(fused(rx.Tensor(x), p)).backward()
+        return p.grad
+
+    want = run()
+    with rx.profile() as seen:
+        assert_same(run(), want)
+    assert "<lambda>" in str(seen)
+    with rx.autograd.debug_mutation():
+        assert_same(run(), want)
+    assert fused.n_eager == 0, fused.reasons
+
+
+def test_gradients_for_each_sample_name_the_operation():
+    from rtxarr.autograd._engine import per_sample_gradients
+
+    fused = rx.fuse(lambda x, w: rx.sum(x @ w))
+    w = rx.Tensor(array(4, 2), requires_grad=True)
+    with pytest.raises(TypeError, match="has no per-sample rule"):
+        per_sample_gradients(fused(rx.Tensor(array(3, 4)), w), [w])
+
+
+def test_a_mask_reaches_what_is_fused():
+    """What ``where`` leaves out stays out, also if the fused part is infinite there."""
+    fused = rx.fuse(lambda x: rx.sqrt(x) * 2)
+
+    def f(function, x):
+        return rx.sum(rx.where(x > 0, function(x), 0.0))
+
+    x = np.array([4.0, 0.0, 1.0])
+    with np.errstate(all="ignore"):
+        assert np.isfinite(rx.grad(lambda x: f(lambda x: rx.sqrt(x) * 2, x))(x)).all()
+        assert_same(
+            rx.grad(lambda x: f(fused, x))(x), rx.grad(lambda x: f(fused._function, x))(x)
+        )
+
+
+def test_masks_pass_through_several_fused_functions_and_to_second_order():
+    root = rx.fuse(lambda x: (rx.sqrt(x), x * 2))
+    square = rx.fuse(lambda x: x * rx.sqrt(x))
+
+    def f(root, square, x):
+        a, b = root(square(x))
+        return rx.sum(rx.where(x > 0, a * b, 0.0))
+
+    def second(root, square, x):
+        return rx.grad(lambda x: rx.sum(rx.grad(lambda x: f(root, square, x))(x) ** 2))(x)
+
+    x = np.array([4.0, 0.0, 1.0])
+    with np.errstate(all="ignore"):
+        for fused in (True, False):
+            parts = (root, square) if fused else (root._function, square._function)
+            first, twice = rx.grad(lambda x: f(*parts, x))(x), second(*parts, x)  # noqa: B023
+            if fused:
+                got = first, twice
+        assert np.isfinite(first).all()
+        assert_same(got[0], first)
+        assert_same(got[1], twice, exact=False)  # what comes from both is added up otherwise
