@@ -6,8 +6,10 @@ with a seed runs one warp far ahead of the others, so that a missing barrier or 
 range does not stay unseen.
 """
 
+import contextlib
 import ctypes
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import os
@@ -40,12 +42,20 @@ def _folder():
     return folder
 
 
+@contextlib.contextmanager
+def _one_process(digest):
+    """Let other test processes wait for what this one compiles."""
+    with (_folder() / f"{digest[:2]}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def compile_library(name, text, *, language="c++", flags=()):
     """Return the path of a library made of ``text``; an older one of the same text will do."""
     digest = hashlib.sha256(repr((text, flags)).encode()).hexdigest()[:24]
     target = _folder() / f"{name}-{digest}.so"
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=_folder()) as inside:
+    with _one_process(digest), tempfile.TemporaryDirectory(dir=_folder()) as inside:
+        if not target.exists():
             made = Path(inside) / "made.so"
             command = ["g++", "-std=c++17", "-shared", "-fPIC", "-w", f"-I{HERE}"]
             command += ["-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing"]
