@@ -7,6 +7,8 @@ import threading
 import numpy as np
 import pytest
 
+from rtxarr import dtypes
+from rtxarr._device import namespace
 from rtxarr.polygraph import _cuda_backend, _interpret
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._cuda_backend import CudaBackend
@@ -14,7 +16,7 @@ from rtxarr.polygraph._program import Program
 from rtxarr.testing import assert_close
 
 from . import emulator
-from .codegen import test_kernels, test_segments
+from .codegen import test_kernels, test_operations, test_segments
 from .random_graphs import Maker
 from .test_program import Reference
 
@@ -323,6 +325,36 @@ def test_kernels_on_a_gpu(name):
         for a, b, w in zip(got, again, wants, strict=True):
             assert_close(cupy.asnumpy(a), w, **loose)
             assert cupy.asnumpy(a).tobytes() == cupy.asnumpy(b).tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [d.name for d in test_operations.DTYPES])
+def test_operations_have_cupys_bits(name):
+    """Strict kernels give what CuPy gives for each operation by itself."""
+    cupy = pytest.importorskip("cupy")
+    dtype = np.dtype(dtypes.DTYPES[name])
+    names, loops, _ = test_operations.kernels()[name]
+    values = test_operations.values
+    a, b, test = values(dtype, 1), values(dtype, 2), values(np.dtype(bool), 3)
+    if dtype.kind in "iu":
+        b[::5] %= 9
+    exponents = np.maximum(b, 0) if dtype.kind == "i" else b
+    inputs = [cupy.asarray(x) for x in (a, b, test, exponents)]
+    outputs = [cupy.zeros(len(a), x.dtype) for x in loops.buffers if x.is_output]
+    CudaBackend().build(loops)(*inputs, *outputs)
+    for op, got in zip(names, outputs, strict=True):
+        n_sources, _ = ir.MAPS[op]
+        sources = inputs[:n_sources]
+        if op == "where":
+            sources = [inputs[2], *inputs[:2]]
+        elif op == "pow":
+            sources = [inputs[0], inputs[3]]
+        nodes = [ir.input_node(i, x.dtype, x.shape) for i, x in enumerate(sources)]
+        want = _interpret.evaluate(ir.map_node(op, *nodes), sources, namespace(*sources))
+        far = test_operations.apart(cupy.asnumpy(got), cupy.asnumpy(want), op)
+        worst = int(np.argmax(far))
+        limit = 2 if op in test_operations.INEXACT or dtype.kind == "c" else 0
+        assert far[worst] <= limit, (op, a[worst], b[worst], got[worst], want[worst])
 
 
 @pytest.mark.gpu
