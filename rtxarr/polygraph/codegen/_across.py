@@ -26,7 +26,11 @@ class _Across(Passes):
     lane, lanes_of_row = "y", "along"
 
     def _lanes(self) -> int:
-        return 4
+        """Return the elements of a packet, which lie ``along`` apart: more where they are small."""
+        loops, buffers = self.loops, self.texts.buffers
+        read = [buffers[s.args[0]] for s in self._statements() if s.op == "load"]
+        sizes = [b.dtype.itemsize for b in read if 2 * b.node.size >= loops.rows * loops.cols]
+        return 8 if max(sizes, default=4) <= 2 else 4
 
     def _in_packets(self, s: Statement) -> bool:
         return False
