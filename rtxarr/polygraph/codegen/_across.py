@@ -82,27 +82,30 @@ class Columns(_Across):
     kind = "columns"
 
     def shape(self) -> Shape:
+        """Return how columns are dealt out; ``rows`` of it is the width of a block."""
         rows, cols = self.loops.rows, self.loops.cols
-        blocks = -(-rows // 32)
-        along = 8
-        while along < 32 and blocks * 32 * along < FULL and cols > along * 8:
-            along *= 2
+        width = min(power_of_two(rows), 32)
+        blocks = -(-rows // width)
+        threads = 256
+        while threads < 1024 and blocks * threads < FULL and cols > threads // width * 8:
+            threads *= 2
+        along = threads // width
         tile = along * BATCH * self.lanes
         chunks = 1
-        if blocks * 32 * along <= FULL // 2:
-            chunks = min(FULL // (blocks * 32 * along), -(-cols // (2 * tile)))
+        if blocks * threads <= FULL // 2:
+            chunks = min(FULL // (blocks * threads), -(-cols // (2 * tile)))
         span = -(-cols // (chunks * tile)) * tile
-        return Shape(along, 32, -(-cols // span), span)
+        return Shape(along, width, -(-cols // span), span)
 
     def run(self) -> Kernel:
         loops, shape = self.loops, self.shape()
-        along = shape.threads
-        grid, block = -(-loops.rows // 32), (32, along)
+        along, width = shape.threads, shape.rows
+        grid, block = -(-loops.rows // width), (width, along)
         if shape.chunks > 1:
             return self.split_passes(shape, grid, block)
         tile = along * BATCH * self.lanes
         padded = -(-loops.cols // tile) * tile
-        held = self.plan_chip(padded * 32)
+        held = self.plan_chip(padded * width)
         self.thread_lines()
         self.out("const Index begin = 0, end = live ? cols : 0;")
         self.chip_lines("padded * width", "0")
@@ -116,7 +119,8 @@ class Columns(_Across):
         return self.finish([Entry("columns", self.out, (grid, 1), block, shared, arguments, 1024)])
 
     def partial_bytes(self) -> int:
-        return FOUND + 32 * self.shape().threads * SLOT * len(self.reductions)
+        along, width, *_ = self.shape()
+        return FOUND + width * (width * along // 32) * SLOT * len(self.reductions)
 
     def thread_lines(self) -> None:
         out, d = self.out, self.dialect
