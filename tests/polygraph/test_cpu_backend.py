@@ -266,7 +266,8 @@ def test_gather_map_reduce(op, features, name):
 
 @pytest.mark.parametrize(("heads", "features"), [(1, 1), (1, 8), (2, 3), (4, 16)])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_attention_over_edges(heads, features, name):
+@pytest.mark.parametrize("mode", ["strict", "fast"])
+def test_attention_over_edges(mode, heads, features, name):
     edges = Edges(degrees_of(name), 3)
     x = ir.input_node(0, "float64", (edges.n_rows, heads, features))
     to, at = (ir.input_node(i, "float64", (edges.n_rows, heads)) for i in (1, 2))
@@ -284,7 +285,8 @@ def test_attention_over_edges(heads, features, name):
     )
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(n.shape) for n in (x, to, at)]
-    program = run(graph, arrays + edges.arrays, exact=False)
+    backend = Poisoned(mode)
+    program = run(graph, arrays + edges.arrays, exact=False, backend=backend)
     assert {s.loops.kind for s in program.steps if s.loops} == {"segments"}
 
 

@@ -198,6 +198,7 @@ class Planned:
         self.time = (0, 0)  # number of its section, and stage there
         self.needs_slot = False
         self.counters: set[str] = set()  # those that it varies with
+        self.level = 2  # segments: 0 if it is the same for all features, 1 for each run of them
         self.slot: int | None = None  # the slot's number, once it has one
         self.best_slot: int | None = None  # argmax, argmin: where the value itself is
         self.native = True
@@ -277,8 +278,9 @@ class Plan:
                 continue
             if s.name in self.known:
                 continue
-            if not in_row and self._loop_of(s, deps) is not None:
-                deps = {n: self._for_each(d, out) for n, d in deps.items()}
+            if self._loop_of(s, deps) is not None:
+                level = max((d.level for d in deps.values()), default=0)
+                deps = {n: self._for_each(d, out, level) for n, d in deps.items()}
                 args = tuple(deps[n].name for n in args)
                 deps = {d.name: d for d in deps.values()}
             value = Planned(s.name, s.op, args, s.dtype, deps)
@@ -296,6 +298,7 @@ class Plan:
         v.in_row = section.in_row
         v.counters = {n for a in v.args if isinstance(a, Expr) for n in _counters(a)}
         v.counters = v.counters.union(*(d.counters for d in v.deps.values()))
+        v.level = max([self.level_of(v.counters), *(d.level for d in v.deps.values())])
         v.loop = self._loop_of(v, v.deps)
         if v.loop is not None:
             v.native, v.needs_slot = False, True
@@ -312,14 +315,15 @@ class Plan:
         dtype = next(iter(deps.values())).dtype if v.op != "where" else v.dtype
         return None if is_native(v.op, dtype, fast=self.fast) else _ufuncs.find(v.op, dtype)
 
-    def _for_each(self, d: Planned, section: Section) -> Planned:
-        """Return a row's value as one of each element, which NumPy can step along."""
-        if not d.in_row or d.op == "scalar":
+    def _for_each(self, d: Planned, section: Section, level: int) -> Planned:
+        """Return a value with one lane for each of the section's, which NumPy can step along."""
+        if d.op == "scalar" or (d.in_row == section.in_row and d.level == level):
             return d
-        name = f"{d.name}_each"
+        name = f"{d.name}_each{level}" if section.in_row else f"{d.name}_of_each{level}"
         if name not in self.known:
             value = Planned(name, "positive", (d.name,), d.dtype, {d.name: d})
             self._place(value, section)
+            value.level = level
             self.known[name] = value
             section.values.append(value)
         return self.known[name]
@@ -327,14 +331,21 @@ class Plan:
     def _accumulator(self, section: Section, a: Accumulator) -> None:
         of = self.known[a.of]
         if of.in_row:  # the same for each element
-            of = self._for_each(of, section)
+            of = self._for_each(of, section, of.level)
         result = Planned(a.name, a.op, (), a.result, {of.name: of})
         result.in_row = result.needs_slot = True
         result.native = False
-        result.counters = {"r", "f"}
+        result.counters, result.level = of.counters - {"c", "c_hi", "c_lo"} | {"r"}, of.level
         result.time = section.number, section.stages()
         self.known[a.name] = result
         section.reductions.append((a, result, of))
+
+    def level_of(self, counters: set[str]) -> int:
+        """Return the level of what varies with these counters; see :class:`Planned`."""
+        if self.kind != "segments":
+            return 2
+        by_feature = {n for n in counters if n.startswith("f")}
+        return 0 if not by_feature else 1 if by_feature == {"f_hi"} else 2
 
     def adds_up_in_stage(self, a: Accumulator) -> bool:
         """Tell whether a reduction is part of a stage's loop: each lane has its own total."""
@@ -353,9 +364,11 @@ class Plan:
                 if not self.adds_up_in_stage(a) and self.direct(of, "reduce") is None:
                     of.needs_slot = True
             for v in section.values:
-                if not v.native:
-                    for d in v.deps.values():
+                for d in v.deps.values():
+                    if not v.native:
                         d.needs_slot |= not self._has_address(d, v)
+                    elif d.level == 1 and v.level == 2 and d.cost() > _CHEAP:
+                        d.needs_slot = True  # else it is computed for each feature
         last_use = self.last_use
         for section in self.sections:
             last = section.number, section.stages() - 1
@@ -426,13 +439,13 @@ def _names(s: Statement) -> list[str]:
 
 
 def _counters(x: Expr) -> set[str]:
-    """Return the counters in an expression, whole for parts of them."""
+    """Return the counters in an expression."""
     found: set[str] = set()
     for atom, _ in x.terms:
         if type(atom) in (Div, Mod):
             found |= _counters(atom.numerator)
         elif type(atom) is Symbol:
-            found.add(atom.name.partition("_")[0])
+            found.add(atom.name)
     return found
 
 

@@ -92,7 +92,6 @@ class Writer:
         self.asm = Assembly(contract=contract)
         self.asm.block = "known"
         self.numbers: list[int] = []
-        self.width = "1"  # of a row's totals
         self._number_names: dict[int, str] = {}
         self._loop_names: dict[_ufuncs.Loop, tuple[str, str, str]] = {}
         self._entry: list[str] = []  # what the other lines stand on
@@ -131,10 +130,11 @@ class Writer:
 
     def _allocate_slots(self) -> None:
         """Give each kept value a slot; values that are not needed at once share one."""
-        self._slots: list[tuple[bool, int]] = []  # (of rows, bytes of an element)
+        # (of rows, level, bytes of an element) of each
+        self._slots: list[tuple[bool, int, int]] = []
         free: list[tuple[tuple[int, int], int]] = []  # (until when it is used, slot)
         for v in self.plan.kept():
-            key = v.in_row, v.dtype.itemsize
+            key = v.in_row, v.level, v.dtype.itemsize
             reused = None
             if not v.in_row:
                 for i, (until, slot) in enumerate(free):
@@ -154,7 +154,7 @@ class Writer:
                 if a.op.startswith("arg"):
                     self._of_parts.add(len(self._slots))
                     result.best_slot = len(self._slots)
-                    self._slots.append((True, a.dtype.itemsize))
+                    self._slots.append((True, result.level, a.dtype.itemsize))
 
     def _assembled(self) -> str:
         plan, asm = self.plan, self.asm
@@ -212,7 +212,10 @@ class Writer:
 
     def _scratch(self) -> list[str]:
         """Return lines that lay out the slots, each from a multiple of 64 bytes on."""
-        lines: list[str] = []
+        lines = [
+            f"  %run_lanes = mul i64 %chunk, {self.widths[1]}",
+            f"  %run_row_lanes = mul i64 %tile, {self.widths[1]}",
+        ]
         layout: list[str] = []
 
         def place(name, count, size, base, start):
@@ -228,11 +231,13 @@ class Writer:
             return f"{name}_e"
 
         start = shared = "0"
-        for i, (of_rows, size) in enumerate(self._slots):
+        for i, (of_rows, level, size) in enumerate(self._slots):
             if not of_rows:
-                start = place(f"%slot{i}", "%lanes", size, "%scratch_start", start)
+                count = ("%chunk", "%run_lanes", "%lanes")[level]
+                start = place(f"%slot{i}", count, size, "%scratch_start", start)
             elif not self.plan.separate:
-                start = place(f"%slot{i}", "%row_lanes", size, "%scratch_start", start)
+                count = ("%tile", "%run_row_lanes", "%row_lanes")[level]
+                start = place(f"%slot{i}", count, size, "%scratch_start", start)
             else:
                 shared = place(f"%slot{i}", "%rows", size, "%shared", shared)
                 if i in self._of_parts:
@@ -250,8 +255,8 @@ class Writer:
 
     def shared_bytes(self, rows: int, items: int) -> int:
         """Return how much memory the steps share."""
-        counts = [(rows, size) for of_rows, size in self._slots if of_rows]
-        counts += [(items, self._slots[i][1]) for i in self._of_parts]
+        counts = [(rows, size) for of_rows, _, size in self._slots if of_rows]
+        counts += [(items, self._slots[i][2]) for i in self._of_parts]
         return sum(-(-n * size // 64) * 64 for n, size in counts)
 
     # ---------------------------------------------------------------------------------- loops
@@ -342,8 +347,12 @@ class Writer:
 
     def _write(self) -> None:
         kind_ = self.plan.kind
+        # Lanes of a row or edge, by level.
+        self.widths = ["1", "1", "1"]
         if kind_ == "segments":
-            self.width = self._number(self.plan.loops.features)
+            features, run = self.plan.loops.features, self.plan.split
+            runs = -(-features // run) if run and self.plan.inner == "f" else 1
+            self.widths = ["1", self._number(runs), self._number(features)]
         if kind_ == "map":
             self._write_map()
         elif self.plan.separate:
@@ -471,7 +480,8 @@ class Writer:
         def one_r(r):
             n = self._difference(self._edge(self._sum(r, "0", 1)), self._edge(r))
             n = self.asm.cast(self._largest(n, "1"), _INT64, a.dtype)
-            base = self._product(self._difference(r, self.r0), self.width)
+            width = self.widths[result.level]
+            base = self._product(self._difference(r, self.r0), width)
 
             def one(f):
                 lane = self._sum(base, f)
@@ -479,7 +489,7 @@ class Writer:
                 mean = self.asm.apply("divide", a.dtype, [total, n])
                 self._put(f"%slot{result.slot}", lane, a.dtype, mean)
 
-            self._loop("0", self.width, one, inner=True)
+            self._loop("0", width, one, inner=True)
 
         self._loop(self.r0, self.r1, one_r)
 
@@ -491,8 +501,14 @@ class Writer:
             kept = [v for v in kept if v.time[1] == stage]
             stores = section.stores if last else []
             totals = [x for x in section.reductions if last and self.plan.adds_up_in_stage(x[0])]
-            if kept or stores or totals:
-                self._stage(section, kept, stores, totals)
+            for level in (0, 1, 2):
+                parts = (
+                    [v for v in kept if v.level == level],
+                    [s for s in stores if self._store_level(s) == level],
+                    [x for x in totals if x[1].level == level],
+                )
+                if any(parts):
+                    self._stage(section, *parts, level)
             for v in section.values:
                 if not v.native and v.time[1] == stage:
                     self._call_map(v, section)
@@ -500,58 +516,68 @@ class Writer:
             if not self.plan.adds_up_in_stage(a):
                 self._reduce(a, result, of)
 
-    def _nest(self, in_row: bool, outside: Callable, body: Callable, after: Callable) -> None:
+    def _store_level(self, store: tuple) -> int:
+        _, place, value, deps = store
+        levels = [self.plan.level_of(ix.names_in(place)), *(d.level for d in deps.values())]
+        return max(value.level, *levels)
+
+    def _nest(
+        self, in_row: bool, level: int, outside: Callable, body: Callable, after: Callable
+    ) -> None:
         """Loop over the tile's rows or elements.
 
-        ``outside(counters, row lane)`` is written before the inner loop of a row, ``after()``
-        behind it, and ``body(counters, lane, row lane)`` for each element.
+        ``outside(counters, lanes)`` is written before the inner loop of a row, ``after()`` behind
+        it, and ``body(counters, lanes)`` for each element. ``lanes`` has those that are known, by
+        (whether of rows, level).
         """
         plan = self.plan
-        if plan.kind == "segments" and (plan.inner == "f" or not in_row):
-            self._nest_segments(in_row, outside, body, after)
+        if plan.kind == "segments":
+            self._nest_segments(in_row, level, outside, body, after)
             return
+        row, element = (True, 2), (False, 2)
         if plan.kind == "map":
             base = self._difference("0", self.c0) if self.c0 != "0" else "0"
-            outside({}, "0")
-            self._inner_loop(self.c0, self.c1, base, lambda c, lane: body(c, lane, "0"))
+            outside({}, {})
+            self._inner_loop(self.c0, self.c1, base, lambda c, lane: body(c, {element: lane}))
         elif plan.kind == "columns":
             base = self._difference("0", self.r0)
             if in_row:
-                outside({}, "0")
-                self._inner_loop(self.r0, self.r1, base, lambda c, lane: body(c, lane, lane))
+                outside({}, {})
+                self._inner_loop(self.r0, self.r1, base, lambda c, lane: body(c, {row: lane}))
                 return
 
             def one_c(c):
                 line = self._product(self._difference(c, self.c0), self.n_rows)
-                outside({"c": c}, "0")
+                outside({"c": c}, {})
                 self._inner_loop(
                     self.r0,
                     self.r1,
                     base,
-                    lambda r, lane: body({"c": c, **r}, self._sum(line, lane), lane),
+                    lambda r, lane: body(
+                        {"c": c, **r}, {element: self._sum(line, lane), row: lane}
+                    ),
                 )
 
             self._loop(self.c0, self.c1, one_c)
         elif in_row:
-            outside({}, "0")
+            outside({}, {})
 
             def one(r):
-                lane = self._difference(r, self._origin())
-                body({"r": r}, lane, lane)
+                body({"r": r}, {row: self._difference(r, self._origin())})
 
             self._loop(self.r0, self.r1, one, inner=True)
         else:
 
             def one_r(r):
-                row_lane = self._difference(r, self._origin())
+                lanes = {row: self._difference(r, self._origin())}
                 start = self._product(self._difference(r, self.r0), self.n_cols)
                 base = self._difference(start, self.c0)
-                outside({"r": r}, row_lane)
+                outside({"r": r}, lanes)
                 self._inner_loop(
                     self.c0,
                     self.c1,
                     base,
-                    lambda c, lane: body({"r": r, **c}, lane, row_lane),
+                    lambda c, lane: body({"r": r, **c}, {element: lane, **lanes}),
                 )
                 after()
 
@@ -568,76 +594,114 @@ class Writer:
         return self._pointer(f"%slot{v.slot}", self._product(self.r0, str(v.dtype.itemsize)), "i8")
 
     def _nest_segments(
-        self, in_row: bool, outside: Callable, body: Callable, after: Callable
+        self, in_row: bool, level: int, outside: Callable, body: Callable, after: Callable
     ) -> None:
-        wide = self.plan.inner == "f"
+        """Loop over the tile's rows, or over the edges of each, and over features (level 2).
+
+        At level 1 the last loop is over runs of features, at level 0 over the edges or rows.
+        """
+
+        def lanes_of(of_rows, at):
+            """Return the lane of a row or edge at level 0, and the first ones at 1 and 2."""
+            known = {(of_rows, k): self._product(at, self.widths[k]) for k in (0, 1, 2)}
+            return {key: lane for key, lane in known.items() if key[1] <= level}
+
+        def features(counters, starts):
+            """Write the loop over features or runs; ``starts`` are the lanes it begins at."""
+            outside(counters, {key: lane for key, lane in starts.items() if key[1] == 0})
+            runs = {key: lane for key, lane in starts.items() if key[1] == 1}
+
+            def in_run(hi):
+                return {key: self._sum(lane, hi) for key, lane in runs.items()}
+
+            def one(f, lane):
+                known = in_run(f["f_hi"]) if "f_hi" in f else {}
+                ends = {k: self._sum(x, lane) for k, x in starts.items() if k[1] == 2}
+                body({**counters, **f}, {**starts, **known, **ends})
+
+            if level == 2:
+                self._inner_loop("0", self.widths[2], "0", one)
+            else:
+                self._loop(
+                    "0",
+                    self.widths[1],
+                    lambda hi: body({**counters, "f_hi": hi}, {**starts, **in_run(hi)}),
+                    inner=True,
+                )
 
         def one_r(r):
-            row_lane = self._product(self._difference(r, self.r0), self.width)
+            rows = lanes_of(True, self._difference(r, self.r0))
             if in_row:
-                outside({"r": r}, "0")
-
-                def one_f(f, lane):
-                    body({"r": r, **f}, lane, lane)
-
-                self._inner_loop("0", self.width, row_lane, one_f)
+                features({"r": r}, rows)
                 return
             first = self._largest(self._edge(r), self.c0)
             last = self._smallest(self._edge(self._sum(r, "0", 1)), self.c1)
-            if wide:
+            if level:
 
                 def one_c(c):
-                    line = self._product(self._difference(c, self.c0), self.width)
-                    outside({"r": r, "c": c}, row_lane)
-                    self._inner_loop(
-                        "0",
-                        self.width,
-                        "0",
-                        lambda f, lane: body(
-                            {"r": r, "c": c, **f}, self._sum(line, lane), self._sum(row_lane, lane)
-                        ),
-                    )
+                    edges = lanes_of(False, self._difference(c, self.c0))
+                    features({"r": r, "c": c}, {**rows, **edges})
 
                 self._loop(first, last, one_c)
                 return
-            outside({"r": r}, row_lane)
-            base = self._difference("0", self.c0)
-            self._inner_loop(first, last, base, lambda c, lane: body({"r": r, **c}, lane, row_lane))
+            outside({"r": r}, rows)
+
+            if self.plan.inner == "f":
+
+                def one(c):
+                    body({"r": r, "c": c}, {**rows, (False, 0): self._difference(c, self.c0)})
+
+                self._loop(first, last, one, inner=True)
+            else:
+                base = self._difference("0", self.c0)
+                self._inner_loop(
+                    first,
+                    last,
+                    base,
+                    lambda c, lane: body({"r": r, **c}, {**rows, (False, 0): lane}),
+                )
             after()
 
-        self._loop(self.r0, self.r1, one_r)
+        if in_row and level == 0:
+            outside({}, {})
 
-    def _stage(self, section: Section, kept: list, stores: list, totals: list) -> None:
+            def one_row(r):
+                body({"r": r}, {(True, 0): self._difference(r, self.r0)})
+
+            self._loop(self.r0, self.r1, one_row, inner=True)
+        else:
+            self._loop(self.r0, self.r1, one_r)
+
+    def _stage(self, section: Section, kept: list, stores: list, totals: list, level: int) -> None:
         plan = self.plan
         early: dict[Planned, Value] = {}
-        levels: list[_Level] = []
-        row_known = plan.kind == "rows" or (plan.kind == "segments" and plan.inner == "c")
-        first = [] if section.in_row else self._before_inner(kept, stores, totals, row_known)
+        places: list[_Level] = []
+        by_row = plan.kind == "rows" or (plan.kind == "segments" and level == 0)
+        first = self._before_inner(section, kept, stores, totals, level)
         # Totals of a row whose elements the inner loop runs over are kept in registers.
-        registers = totals if row_known and totals else []
+        registers = totals if by_row and totals else []
 
-        def outside(counters, row_lane):
+        def outside(counters, lanes):
             early.clear()
-            self.counters, self.row_lane, self.lane, self.cache = counters, row_lane, None, early
+            self.counters, self.lanes, self.cache = counters, lanes, early
             for v in first:
                 self._get(v)
             for i, (a, result, _) in enumerate(registers):
-                total = self._fetch(*self._total_place(result.slot, row_lane), a.dtype)
+                total = self._fetch(*self._total_place(result), a.dtype)
                 self._put(f"%total{i}", "0", a.dtype, total)
-            levels.append(_Level(self.asm, counters))
-            self._levels = [levels[-1]]
+            places.append(_Level(self.asm, counters))
+            self._levels = [places[-1]]
 
         def after():
             for i, (a, result, _) in enumerate(registers):
                 total = self._fetch(f"%total{i}", "0", a.dtype)
-                self._put(*self._total_place(result.slot, self.row_lane), a.dtype, total)
+                self._put(*self._total_place(result), a.dtype, total)
 
-        def body(counters, lane, row_lane):
-            self.counters, self.lane, self.row_lane = counters, lane, row_lane
-            self.cache = dict(early)
+        def body(counters, lanes):
+            self.counters, self.lanes, self.cache = counters, lanes, dict(early)
             for v in kept:
                 self.cache[v] = x = self._compute(v)
-                self._put(f"%slot{v.slot}", row_lane if v.in_row else lane, v.dtype, x)
+                self._put(f"%slot{v.slot}", self.lanes[v.in_row, v.level], v.dtype, x)
             # All is read before any is written: an output may lie where an input does.
             values = [(s, self._get(s[2]), self._place(s[1], s[3])) for s in stores]
             sums = [self._total(*x, i if registers else None) for i, x in enumerate(totals)]
@@ -648,22 +712,32 @@ class Writer:
 
         self._n_totals = max(self._n_totals, len(registers))
         self._independent = not registers
-        self._nest(section.in_row, outside, body, after)
+        self._nest(section.in_row, level, outside, body, after)
         self._independent = True
-        for level in levels:
-            level.close()
+        for place in places:
+            place.close()
         self._levels = []
 
-    def _before_inner(self, kept: list, stores: list, totals: list, row_known: bool) -> list:
+    def _before_inner(
+        self, section: Section, kept: list, stores: list, totals: list, level: int
+    ) -> list:
         """Return the values that are the same in the whole of the inner loop."""
+        plan = self.plan
+        if section.in_row and (plan.kind != "segments" or level == 0):
+            return []
+        inner = {plan.inner + end for end in ("", "_hi", "_lo")}
+        if plan.kind == "segments":
+            inner = {"c", "c_hi", "c_lo"} if level == 0 else {"f", "f_hi", "f_lo"}
         found: dict[Planned, None] = {}
 
         def is_same(v):
-            if self.plan.inner in v.counters:
+            if inner & v.counters:
                 return False
-            if v.slot is not None:
-                return v.in_row and row_known
-            return all(is_same(d) for d in v.deps.values())
+            if v.slot is None:
+                return all(is_same(d) for d in v.deps.values())
+            if plan.kind == "segments":
+                return v.level == 0 and (v.in_row or level > 0)
+            return v.in_row and plan.kind == "rows"
 
         def visit(v, root=False):
             if not root and is_same(v):
@@ -687,7 +761,7 @@ class Writer:
         """Return the register of a value: known, read from its slot, or computed here."""
         if v not in self.cache:
             if v.slot is not None:
-                lane = self.row_lane if v.in_row else self.lane
+                lane = self.lanes[v.in_row, v.level]
                 self.cache[v] = self._fetch(f"%slot{v.slot}", lane, v.dtype)
             else:
                 self.cache[v] = self._compute(v)
@@ -856,9 +930,10 @@ class Writer:
 
     def _call_map(self, v: Planned, section: Section) -> None:
         in_row = section.in_row
-        n = self._product(self.n_rows, self.width if in_row else self.n_cols)
-        if self.plan.kind == "segments" and not in_row:
-            n = self._product(self.n_cols, self.width)
+        if self.plan.kind == "segments":
+            n = self._product(self.n_rows if in_row else self.n_cols, self.widths[v.level])
+        else:
+            n = self._product(self.n_rows, "1" if in_row else self.n_cols)
         operands = [self._operand(v.deps[name], in_row) for name in v.args]
         operands.append((self._slot_pointer(v), str(v.dtype.itemsize)))
         self._call(v.loop, operands, n)
@@ -885,29 +960,33 @@ class Writer:
 
     # ------------------------------------------------------------------------------ reductions
 
-    def _total_place(self, slot: int | None, lane: str) -> tuple[str, str]:
+    def _total_place(self, result: Planned, lane: str = "", *, best: bool = False) -> tuple:
         """Return where the total of a row is, or of this part of a row."""
-        return (f"%slot{slot}", lane) if self._item is None else (f"%part{slot}", self._item)
+        slot = result.best_slot if best else result.slot
+        if self._item is not None:
+            return f"%part{slot}", self._item
+        return f"%slot{slot}", lane or self.lanes[True, result.level]
 
     def _start_reductions(self, section: Section) -> None:
-        def start(lane):
-            for a, result, _ in section.reductions:
-                if a.op.startswith("arg"):
-                    self._put(*self._total_place(result.slot, lane), _INT64, "-1")
-                    zero = identity("sum", a.dtype)
-                    self._put(*self._total_place(result.best_slot, lane), a.dtype, zero)
-                else:
-                    value = identity(a.op, a.dtype)
-                    self._put(*self._total_place(result.slot, lane), a.dtype, value)
+        def start(a, result, lane):
+            if a.op.startswith("arg"):
+                self._put(*self._total_place(result, lane), _INT64, "-1")
+                zero = identity("sum", a.dtype)
+                self._put(*self._total_place(result, lane, best=True), a.dtype, zero)
+            else:
+                value = identity(a.op, a.dtype)
+                self._put(*self._total_place(result, lane), a.dtype, value)
 
-        if self._item is not None:
-            start("")
-        else:
-            self._loop("0", self._product(self.n_rows, self.width), start, inner=True)
+        for a, result, _ in section.reductions:
+            if self._item is not None:
+                start(a, result, "")
+                continue
+            n = self._product(self.n_rows, self.widths[result.level])
+            self._loop("0", n, lambda lane, x=(a, result): start(*x, lane), inner=True)
 
     def _total(self, a: Accumulator, result: Planned, of: Planned, register: Any) -> Callable:
         """Read and add up; return what writes the new total."""
-        x, lane = self._get(of), self.row_lane
+        x, lane = self._get(of), self.lanes.get((True, result.level), "")
         if register is not None:
             old = self._fetch(f"%total{register}", "0", a.dtype)
             if self.plan.fast and BINARY[a.op] == "add" and kind(a.dtype) == "f":
@@ -924,8 +1003,8 @@ class Writer:
     def _best(self, a: Accumulator, result: Planned, x: str, lane: str, c: str) -> Callable:
         """Compare with the best so far: the first NaN wins, then the first of equals."""
         asm, dtype = self.asm, a.dtype
-        index_place = self._total_place(result.slot, lane)
-        best_place = self._total_place(result.best_slot, lane)
+        index_place = self._total_place(result, lane)
+        best_place = self._total_place(result, lane, best=True)
         index = self._fetch(*index_place, _INT64)
         best = self._fetch(*best_place, dtype)
         better = asm.let(f"icmp slt i64 {index}, 0")
@@ -971,7 +1050,7 @@ class Writer:
                 at = self._product(self._product(lane, self.n_cols), size)
                 pointer, step = self._pointer(f"%slot{of.slot}", at, "i8"), size
             if not a.op.startswith("arg"):
-                base, at = self._total_place(result.slot, lane)
+                base, at = self._total_place(result, lane)
                 at = self._product(at, str(a.dtype.itemsize))
                 total = self._pointer(base, at, "i8"), "0"
                 loop = _ufuncs.find(a.op, a.dtype)
