@@ -6,8 +6,6 @@ arXiv:1609.02907: table 2 has a test accuracy of 81.5 % on the public split.
 
 import dataclasses
 
-import numpy as np
-
 import rtxarr as rx
 from rtxarr import geom, nn, optim
 from rtxarr.recipes import _pictures
@@ -104,14 +102,15 @@ class Recipe(CoraRecipe):
         found = geom.explain(
             self.model.dense, self.graph, words, paper, features=None, n_hops=3, edge_size=0.05
         )
-        weight, most = rx.Tensor(found.edges).numpy(), rx.Tensor(found.top_edges(5)).numpy()
-        kept = np.isin(np.arange(edges.shape[1]), most)
+        most = found.top_edges(5)
+        kept = rx.zeros(edges.shape[1], dtype=rx.bool)
+        kept[most] = True
         whole, alone, rest = (
             100 * float(self._chances(graph, words)[paper, topic])
             for graph in (
                 self.graph,
-                geom.edge_subgraph(self.graph, rx.asarray(kept)),
-                geom.edge_subgraph(self.graph, rx.asarray(~kept)),
+                geom.edge_subgraph(self.graph, kept),
+                geom.edge_subgraph(self.graph, ~kept),
             )
         )
         name, truth = TOPICS[topic], TOPICS[labels[paper]]
@@ -120,7 +119,7 @@ class Recipe(CoraRecipe):
             f"Which citations make the network say {name} of paper {paper} ({truth})",
             paper,
             edges,
-            weight,
+            rx.Tensor(found.edges).numpy(),
             labels,
             TOPICS,
         )
