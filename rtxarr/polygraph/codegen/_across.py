@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rtxarr.polygraph._index import Expr
 from rtxarr.polygraph._loops import Statement
+from rtxarr.polygraph.codegen._keep import keep_plan
 from rtxarr.polygraph.codegen._reductions import Reduction
 from rtxarr.polygraph.codegen._rows import SLOT, Passes, Shape
 from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel
@@ -13,6 +14,7 @@ from rtxarr.polygraph.codegen._writer import FULL, Entry, power_of_two
 
 _HUB = 256  # edges from which on a row is given to a whole block
 _HUB_BLOCKS = 4096
+_MEMORY_OF_THREAD = 112  # bytes on chip where a multiprocessor is full of threads
 FOUND = 16  # bytes before the values of warps
 
 
@@ -86,8 +88,13 @@ class Columns(_Across):
         rows, cols = self.loops.rows, self.loops.cols
         width = min(power_of_two(rows), 32)
         blocks = -(-rows // width)
+        slots, _ = keep_plan(self.loops, self.texts, self.strict)
+        held = min(sum(size for size, _ in slots) * width * cols, self.shared_limit)
         threads = 256
-        while threads < 1024 and blocks * threads < FULL and cols > threads // width * 8:
+        while threads < 1024 and cols > threads // width * 8:
+            # Where a block takes much of a multiprocessor's memory, it needs many threads.
+            if blocks * threads >= FULL and held <= threads * _MEMORY_OF_THREAD:
+                break
             threads *= 2
         along = threads // width
         tile = along * BATCH * self.lanes
@@ -104,8 +111,7 @@ class Columns(_Across):
         if shape.chunks > 1:
             return self.split_passes(shape, grid, block)
         tile = along * BATCH * self.lanes
-        padded = -(-loops.cols // tile) * tile
-        held = self.plan_chip(padded * width)
+        held = self.plan_chip(tile, width, partly=True)
         self.thread_lines()
         self.out("const Index begin = 0, end = live ? cols : 0;")
         self.chip_lines("padded * width", "0")
@@ -113,7 +119,7 @@ class Columns(_Across):
         arguments = [
             Argument("number", "Index", "rows", loops.rows),
             Argument("number", "Index", "cols", loops.cols),
-            Argument("number", "Index", "padded", padded),
+            Argument("number", "Index", "padded", self.padded),
         ]
         shared = held + self.partial_bytes()
         return self.finish([Entry("columns", self.out, (grid, 1), block, shared, arguments, 1024)])

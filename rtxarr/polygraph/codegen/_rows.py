@@ -46,6 +46,8 @@ class Passes(Writer):
         super().__init__(*args)
         self.reductions = [reduction(a) for p in self.loops.phases for a in p.accumulators]
         self.slots: list[tuple[int, np.dtype]] = []
+        self.padded = 0  # elements of a row on chip
+        self.partly = False  # and the rest of it is computed anew in each pass
         self.keeps: list[dict] = [{} for _ in self.loops.phases]
 
     # ------------------------------------------------------------------------- of subclasses
@@ -101,9 +103,13 @@ class Passes(Writer):
             f"if (valid) {r.running} = {r.combine(r.running, r.element(self.counter))};"
             for r in reductions
         ]
-        with out.block(f"for (Index tile = begin; tile < end; tile += {self.tile_size()})"):
-            reads = [a.of for a in phase.accumulators]
+        reads = [a.of for a in phase.accumulators]
+        part = "(end < padded ? end : padded)" if self.partly else "end"
+        with out.block(f"for (Index tile = begin; tile < {part}; tile += {self.tile_size()})"):
             self.tile(phase.body, "end", first, extra=extra, reads=reads, kept=kept, keep=keep)
+        if self.partly:
+            with out.block(f"for (Index tile = padded; tile < end; tile += {self.tile_size()})"):
+                self.tile(phase.body, "end", first, extra=extra, reads=reads)
 
     def totals(self, phase: Phase, *, results: bool = True) -> None:
         reductions = [reduction(a) for a in phase.accumulators]
@@ -186,14 +192,30 @@ class Passes(Writer):
 
     # ------------------------------------------------------------------------------- on chip
 
-    def plan_chip(self, elements: int) -> int:
-        """Decide what stays on chip, of so many elements a block; return its bytes."""
+    def plan_chip(self, tile: int, breadth: int, *, partly: bool = False) -> int:
+        """Decide what stays on chip of rows cut into tiles, ``breadth`` side by side.
+
+        Returns the bytes for it. ``partly`` lets the first tiles stay where all do not fit.
+        """
         slots, keeps = keep_plan(self.loops, self.texts, self.strict)
-        held = sum(size for size, _ in slots) * elements
-        if not slots or held + self.partial_bytes() > self.shared_limit:
+        self.padded = -(-self.loops.cols // tile) * tile
+        each = sum(size for size, _ in slots) * breadth
+        room = self.shared_limit - self.partial_bytes()
+        if not slots or (self.padded * each > room and not partly):
             return 0
+        self.partly = self.padded * each > room
+        if self.partly:
+            part = room // (each * tile) * tile
+            if part * 8 < self.padded:  # not worth it
+                self.partly = False
+                return 0
+            self.padded = part
         self.slots, self.keeps = slots, keeps
-        return held
+        return self.padded * each
+
+    def drop_chip(self) -> None:
+        self.slots, self.keeps = [], [{} for _ in self.loops.phases]
+        self.partly = False
 
     def kept_type(self, dtype: np.dtype) -> str:
         return ops.stored(dtype) if self.strict else ops.value(dtype)
@@ -252,22 +274,22 @@ class Rows(Passes):
         return Shape(256, 1, -(-cols // span), span)
 
     def run(self) -> Kernel:
-        loops = self.loops
-        shape, padded, held = self._on_chip()
-        if not held and self.batch > BATCH:  # smaller tiles leave less room unused
-            large = self.batches
-            self.batches, self.batch = [BATCH] * len(large), BATCH
-            shape, padded, held = self._on_chip()
-            if not held:
-                self.batches, self.batch = large, max(large)
-                shape, padded, held = self._on_chip()
+        loops, large = self.loops, self.batches
+        small = [BATCH] * len(large)  # smaller tiles leave less room unused
+        for batches, partly in (large, False), (small, False), (small, True), (large, False):
+            self.batches, self.batch = batches, max(batches)
+            shape = self.shape()
+            tile = shape.threads * self.batch * self.lanes
+            held = self.plan_chip(tile, shape.rows, partly=partly)
+            if held:
+                break
         # Rows that are read again in each pass are worth a launch for each.
-        again = not held and sum(bool(p.body) for p in loops.phases) > 1
+        again = (not held or self.partly) and sum(bool(p.body) for p in loops.phases) > 1
         few = FULL if again else FULL // 2
         if loops.rows * 1024 < few and loops.cols > 8192:
             split = self.split_shape()
             if split.chunks > 1:
-                self.slots, self.keeps = [], [{} for _ in loops.phases]
+                self.drop_chip()
                 return self.split_passes(split, loops.rows, (split.threads, split.rows))
         self.thread_lines()
         self.out("const Index begin = 0, end = live ? cols : 0;")
@@ -276,20 +298,13 @@ class Rows(Passes):
         arguments = [
             Argument("number", "Index", "rows", loops.rows),
             Argument("number", "Index", "cols", loops.cols),
-            Argument("number", "Index", "padded", padded),
+            Argument("number", "Index", "padded", self.padded),
         ]
         entry = Entry(
             "rows", self.out, (-(-loops.rows // shape.rows), 1), (shape.threads, shape.rows),
             held + self.partial_bytes(), arguments, 1024,
         )  # fmt: skip
         return self.finish([entry])
-
-    def _on_chip(self) -> tuple[Shape, int, int]:
-        """Return how rows are dealt out, the elements of one on chip, and the bytes of a block."""
-        shape = self.shape()
-        tile = shape.threads * self.batch * self.lanes
-        padded = -(-self.loops.cols // tile) * tile
-        return shape, padded, self.plan_chip(padded * shape.rows)
 
     def partial_bytes(self) -> int:
         return 32 * SLOT * len(self.reductions)

@@ -119,6 +119,7 @@ def cases():
 
 CASES = {name: rest for name, *rest in cases()}
 CHIPLESS = [
+    "softmax columns 1200x65",
     "softmax rows 5x1027",
     "three passes",
     "passes over columns",
@@ -160,8 +161,24 @@ def test_what_is_cut_into_chunks():
     assert launches(softmax_of(100, 30_000)) == ["rows"]
     assert launches(softmax_of(100, 100_000)) == ["rows_split"] * 3  # does not fit on chip
     assert launches(softmax_of(4096, 100_000)) == ["rows"]
+    assert launches(softmax_of(4096, 70_000)) == ["rows"]
     assert launches(graph_of("all of it")) == ["rows_split"] * 2
     assert launches(graph_of("long columns")) == ["columns_split"] * 2
+
+
+def test_the_first_part_of_a_wide_row_stays_on_chip():
+    x = ir.input_node(0, "float64", (3, 8000))
+    graph = ir.Graph([x], [softmax(x)])
+
+    def first_launch(limit):
+        backend = EmulatorBackend(shared_limit=limit)
+        kernel = backend.generate(Program(graph, backend).steps[0].loops)
+        return kernel.launches[0].shared, kernel.body.count("tile = padded")
+
+    assert first_launch(100_000) == (2 * 32_768 + 1024, 0)  # two tiles: all of it
+    assert first_launch(40_000) == (32_768 + 1024, 3)  # the rest is read again in each pass
+    assert first_launch(20_000) == (1024, 0)
+    Program(graph, Checked(seeds=(0, 1), shared_limit=40_000))(array((3, 8000), "float64"))
 
 
 def test_passes_over_chunks_of_rows():
