@@ -5,66 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph._cpu_start import FIXED
-from rtxarr.polygraph._index import Div, Expr, Loaded, Mod
-from rtxarr.polygraph._loops import Accumulator
 from rtxarr.polygraph.codegen import _ufuncs
-from rtxarr.polygraph.codegen._assembly import (
-    Assembly,
-    Value,
-    kind,
-    llvm_type,
-    memory_type,
-    part,
-)
-from rtxarr.polygraph.codegen._cpu import BINARY, Plan, Planned, Section
+from rtxarr.polygraph.codegen._assembly import Value
+from rtxarr.polygraph.codegen._cpu import Plan, Planned, Section
+from rtxarr.polygraph.codegen._cpu_totals import Totals
+from rtxarr.polygraph.codegen._cpu_values import Before
 
-_INT64 = np.dtype(np.int64)
 # Where an object's memory begins, or the pointer to it: behind what every object starts with.
 _HEAD = object.__basicsize__
 
 
-def identity(op: str, dtype: np.dtype) -> Value:
-    """Return what a reduction starts from."""
-    k = kind(dtype)
-    if op in ("any", "all") or k == "b":
-        return "true" if op in ("all", "prod", "min") else "false"
-    if op in ("sum", "mean", "prod"):
-        one = op == "prod"
-        if k == "c":
-            return ("1.0" if one else "0.0"), "0.0"
-        if dtype.name == "bfloat16":
-            return "16256" if one else "0"
-        return {"f": ("0.0", "1.0"), "h": ("0xH0000", "0xH3C00")}.get(k, ("0", "1"))[one]
-    if k in "iu":
-        info = np.iinfo(dtype)
-        return str(int(info.min if op == "max" else info.max))
-    below = op == "max"
-    if dtype.name == "bfloat16":
-        return "-128" if below else "32640"
-    if k == "h":
-        return "0xHFC00" if below else "0xH7C00"
-    return "0xFFF0000000000000" if below else "0x7FF0000000000000"
-
-
-class _Level:
-    """A place before a loop, for what its iterations share; ``known`` are the counters there."""
-
-    def __init__(self, asm: Assembly, known: dict[str, str]) -> None:
-        self.known = known
-        self.lines: list[str] = []
-        self.terms: dict[tuple, str] = {}
-        self._asm, self._at = asm, len(asm.lines)
-        asm.lines.append("")
-
-    def close(self) -> None:
-        self._asm.lines[self._at] = "\n".join(self.lines)
-
-
-class Writer:
+class Writer(Totals):
     """Writes the text of a plan.
 
     Parameters
@@ -86,47 +39,12 @@ class Writer:
     """
 
     def __init__(self, plan: Plan, *, contract: bool = False, literal: bool = False) -> None:
-        self.plan = plan
-        self.divides = False
-        self._literal = literal
-        self.asm = Assembly(contract=contract)
-        self.asm.block = "known"
-        self.numbers: list[int] = []
-        self._number_names: dict[int, str] = {}
-        self._loop_names: dict[_ufuncs.Loop, tuple[str, str, str]] = {}
-        self._entry: list[str] = []  # what the other lines stand on
-        self._late_entry: list[str] = []
-        self._metadata: list[str] = []
-        self._group = ""
-        self._scalars: dict[str, Value] = {}
-        self.c0 = "0"
-        self._levels: list[_Level] = []
-        self._n_totals = 0
-        self._item: str | None = None  # in parts: which part of all parts of all rows
-        self._independent = True
+        super().__init__(plan, contract=contract, literal=literal)
         self._allocate_slots()
         self._write()
         self.text = self._assembled()
 
     # ---------------------------------------------------------------------------------- parts
-
-    def _number(self, n: int) -> str:
-        """Return the name of a number above 1 of an index expression: a parameter."""
-        if n in (0, 1) or self._literal:
-            return str(n)
-        if n not in self._number_names:
-            self._number_names[n] = self._parameter(n, "n")
-        return self._number_names[n]
-
-    def _parameter(self, n: int, stem: str) -> str:
-        name = f"%{stem}{len(self.numbers)}"
-        self._take(name, len(FIXED) + len(self.numbers))
-        self.numbers.append(n)
-        return name
-
-    def _take(self, name: str, i: int) -> None:
-        self._entry.append(f"  {name}_p = getelementptr i64, ptr %numbers, i64 {i}")
-        self._entry.append(f"  {name} = load i64, ptr {name}_p")
 
     def _allocate_slots(self) -> None:
         """Give each kept value a slot; values that are not needed at once share one."""
@@ -147,7 +65,7 @@ class Writer:
                 self._slots.append(key)
             if not v.in_row:
                 free.append((self.plan.last_use.get(v, v.time), v.slot))
-        self._of_parts: set[int] = set()  # slots of totals
+        self._of_parts: set[Any] = set()  # slots of totals
         for section in self.plan.sections:
             for a, result, _ in section.reductions:
                 self._of_parts.add(result.slot)
@@ -259,90 +177,6 @@ class Writer:
         counts += [(items, self._slots[i][2]) for i in self._of_parts]
         return sum(-(-n * size // 64) * 64 for n, size in counts)
 
-    # ---------------------------------------------------------------------------------- loops
-
-    def _loop(
-        self, low: str, high: str, body: Callable, *, step: str = "1", inner: bool = False
-    ) -> None:
-        """Write ``for (i = low; i < high; i += step) body(i)``.
-
-        The iterations of an ``inner`` loop are independent.
-        """
-        asm = self.asm
-        before, head, end = asm.block, asm.fresh("loop"), asm.fresh("end")
-        some = asm.let(f"icmp slt i64 {low}, {high}")
-        asm.say(f"br i1 {some}, label %{head}, label %{end}")
-        asm.start(head)
-        i, following = "%" + asm.fresh("i"), "%" + asm.fresh("i")
-        at = len(asm.lines)
-        asm.lines.append("")
-        tail, outer_group = "", self._group
-        if inner and self._independent:
-            group, loop, parallel = (len(self._metadata) + k for k in range(3))
-            self._metadata += [
-                f"!{group} = distinct !{{}}",
-                f"!{loop} = distinct !{{!{loop}, !{parallel}}}",
-                f'!{parallel} = !{{!"llvm.loop.parallel_accesses", !{group}}}',
-            ]
-            self._group = f", !llvm.access.group !{group}"
-            tail = f", !llvm.loop !{loop}"
-        body(i)
-        self._group = outer_group
-        asm.lines[at] = f"  {i} = phi i64 [{low}, %{before}], [{following}, %{asm.block}]"
-        asm.say(f"{following} = add nsw i64 {i}, {step}")
-        more = asm.let(f"icmp slt i64 {following}, {high}")
-        asm.say(f"br i1 {more}, label %{head}, label %{end}{tail}")
-        asm.start(end)
-
-    def _inner_loop(self, low: str, high: str, base: str, body: Callable) -> None:
-        """Loop over the inner counter: ``body(counters, lane)``, lanes being ``base + counter``."""
-        name, split = self.plan.inner, self.plan.split
-        asm = self.asm
-        if not split:
-            self._loop(low, high, lambda i: body({name: i}, self._sum(base, i)), inner=True)
-            return
-        n = self._number(split)
-        first = asm.let(f"udiv i64 {low}, {n}")
-        last = asm.let(f"udiv i64 {self._sum(high, self._number(split), -1)}, {n}")
-
-        def outer(hi):
-            start = asm.let(f"mul nsw i64 {hi}, {n}")
-            lowest = self._largest(asm.let(f"sub nsw i64 {low}, {start}"), "0")
-            highest = self._smallest(asm.let(f"sub nsw i64 {high}, {start}"), n)
-            lane_base = self._sum(base, start)
-
-            def one(lo):
-                whole = self._sum(start, lo)
-                counters = {name: whole, name + "_hi": hi, name + "_lo": lo}
-                body(counters, self._sum(lane_base, lo))
-
-            known = self._levels[-1].known if self._levels else {}
-            self._levels.append(_Level(asm, {**known, name + "_hi": hi}))
-            self._loop(lowest, highest, one, inner=True)
-            self._levels.pop().close()
-
-        self._loop(first, last, outer)
-
-    def _sum(self, a: str, b: str, offset: int = 0) -> str:
-        out = b if a == "0" else self.asm.let(f"add nsw i64 {a}, {b}")
-        return self.asm.let(f"add nsw i64 {out}, {offset}") if offset else out
-
-    def _difference(self, a: str, b: str) -> str:
-        return a if b == "0" else self.asm.let(f"sub nsw i64 {a}, {b}")
-
-    def _product(self, a: str, b: str) -> str:
-        if b == "1":
-            return a
-        return self.asm.let(f"mul nsw i64 {a}, {b}")
-
-    def _smallest(self, a: str, b: str) -> str:
-        less = self.asm.let(f"icmp slt i64 {a}, {b}")
-        return self.asm.let(f"select i1 {less}, i64 {a}, i64 {b}")
-
-    def _largest(self, a: str, b: str) -> str:
-        less = self.asm.let(f"icmp slt i64 {a}, {b}")
-        return self.asm.let(f"select i1 {less}, i64 {b}, i64 {a}")
-
     # ---------------------------------------------------------------------------------- tiles
 
     def _write(self) -> None:
@@ -384,7 +218,9 @@ class Writer:
             if section.in_row:
                 self.r0, self.r1, self.n_rows = "%begin", "%end", asm.let("sub i64 %end, %begin")
                 for a, result, _ in sections[k - 1].reductions if k else ():
-                    self._loop("%begin", "%end", lambda r, x=(a, result): self._merge(*x, r))
+                    self._loop(
+                        "%begin", "%end", lambda r, a=a, result=result: self._merge(a, result, r)
+                    )
                 self._stages(section)
             else:
                 self._loop("%begin", "%end", lambda i, section=section: self._part(section, i))
@@ -402,37 +238,6 @@ class Writer:
             self._start_reductions(section)
         self._stages(section)
         self._item = None
-
-    def _table(self, i: str) -> str:
-        at = self._sum("%tables", i)
-        return self._fetch("%numbers", at, _INT64)
-
-    def _merge(self, a: Accumulator, result: Planned, r: str) -> None:
-        """Make a row's total of those of its parts, two at a time as NumPy adds."""
-        asm, base = self.asm, self._product(r, "%leaves")
-        pairs = asm.let("add i64 %leaves, 1")
-
-        def one(k):
-            at = self._sum(pairs, asm.let(f"shl i64 {k}, 1"))
-            to, other = (self._sum(base, self._table(self._sum(at, "0", j))) for j in (0, 1))
-            self._item = to
-            if a.op.startswith("arg"):
-                index = self._fetch(f"%part{result.slot}", other, _INT64)
-                x = self._fetch(f"%part{result.best_slot}", other, a.dtype)
-                self._best(a, result, x, to, index)()
-            else:
-                both = [self._fetch(f"%part{result.slot}", lane, a.dtype) for lane in (to, other)]
-                total = asm.apply(BINARY[a.op], a.dtype, both)
-                self._put(f"%part{result.slot}", to, a.dtype, total)
-            self._item = None
-
-        self._loop("0", asm.let("sub i64 %leaves, 1"), one)
-        total = self._fetch(f"%part{result.slot}", base, result.dtype)
-        self._put(f"%slot{result.slot}", r, result.dtype, total)
-
-    def _set_part(self, low: str, high: str) -> None:
-        self.c0, self.c1 = low, high
-        self.n_cols = self._difference(high, low)
 
     def _row_tile(self, r: str) -> None:
         self.r0, self.r1 = r, self._smallest(self._sum(r, "%tile"), "%end")
@@ -469,29 +274,6 @@ class Writer:
         for a, result, _ in section.reductions:
             if a.op == "mean":
                 self._average(a, result)
-
-    def _edge(self, r: str) -> str:
-        """Return where the edges of row ``r`` begin."""
-        indptr = self.plan.buffers[self.plan.loops.indptr]
-        x = self._fetch(f"%b_{indptr.name}", r, indptr.dtype)
-        return self.asm.cast(x, indptr.dtype, _INT64)
-
-    def _average(self, a: Accumulator, result: Planned) -> None:
-        def one_r(r):
-            n = self._difference(self._edge(self._sum(r, "0", 1)), self._edge(r))
-            n = self.asm.cast(self._largest(n, "1"), _INT64, a.dtype)
-            width = self.widths[result.level]
-            base = self._product(self._difference(r, self.r0), width)
-
-            def one(f):
-                lane = self._sum(base, f)
-                total = self._fetch(f"%slot{result.slot}", lane, a.dtype)
-                mean = self.asm.apply("divide", a.dtype, [total, n])
-                self._put(f"%slot{result.slot}", lane, a.dtype, mean)
-
-            self._loop("0", width, one, inner=True)
-
-        self._loop(self.r0, self.r1, one_r)
 
     def _stages(self, section: Section) -> None:
         n_stages = section.stages()
@@ -583,16 +365,6 @@ class Writer:
 
             self._loop(self.r0, self.r1, one_r)
 
-    def _origin(self) -> str:
-        """Return the row that the first lane of a row's slots belongs to."""
-        return "0" if self.plan.separate else self.r0
-
-    def _slot_pointer(self, v: Planned) -> str:
-        """Return where the slot's values of the tile are."""
-        if not (v.in_row and self.plan.separate):
-            return f"%slot{v.slot}"
-        return self._pointer(f"%slot{v.slot}", self._product(self.r0, str(v.dtype.itemsize)), "i8")
-
     def _nest_segments(
         self, in_row: bool, level: int, outside: Callable, body: Callable, after: Callable
     ) -> None:
@@ -675,7 +447,7 @@ class Writer:
     def _stage(self, section: Section, kept: list, stores: list, totals: list, level: int) -> None:
         plan = self.plan
         early: dict[Planned, Value] = {}
-        places: list[_Level] = []
+        places: list[Before] = []
         by_row = plan.kind == "rows" or (plan.kind == "segments" and level == 0)
         first = self._before_inner(section, kept, stores, totals, level)
         # Totals of a row whose elements the inner loop runs over are kept in registers.
@@ -689,7 +461,7 @@ class Writer:
             for i, (a, result, _) in enumerate(registers):
                 total = self._fetch(*self._total_place(result), a.dtype)
                 self._put(f"%total{i}", "0", a.dtype, total)
-            places.append(_Level(self.asm, counters))
+            places.append(Before(self.asm, counters))
             self._levels = [places[-1]]
 
         def after():
@@ -754,314 +526,3 @@ class Writer:
         for _, _, of in totals:
             visit(of)
         return list(found)
-
-    # --------------------------------------------------------------------------------- values
-
-    def _get(self, v: Planned) -> Value:
-        """Return the register of a value: known, read from its slot, or computed here."""
-        if v not in self.cache:
-            if v.slot is not None:
-                lane = self.lanes[v.in_row, v.level]
-                self.cache[v] = self._fetch(f"%slot{v.slot}", lane, v.dtype)
-            else:
-                self.cache[v] = self._compute(v)
-        return self.cache[v]
-
-    def _compute(self, v: Planned) -> Value:
-        asm, op = self.asm, v.op
-        if op == "load":
-            name, place, mask = v.args
-            at = self._place(place, v.deps)
-            if mask is None:
-                return self._fetch(f"%b_{name}", at, v.dtype)
-            return self._masked(self._get(v.deps[mask]), f"%b_{name}", at, v.dtype)
-        if op == "scalar":
-            return self._scalar(v.args[0], v.dtype)
-        if op == "index":
-            return asm.cast(self._place(v.args[0], v.deps), _INT64, v.dtype)
-        if op == "in_range":
-            place, low, high = v.args
-            x = self._place(place, v.deps)
-            above = asm.let(f"icmp sge i64 {x}, {self._signed(low)}")
-            below = asm.let(f"icmp slt i64 {x}, {self._signed(high)}")
-            return asm.let(f"and i1 {above}, {below}")
-        if op == "divides":
-            self.divides = True
-            rest = asm.let(f"srem i64 {self._place(v.args[0], v.deps)}, {self._number(v.args[1])}")
-            return asm.let(f"icmp eq i64 {rest}, 0")
-        args = [self._get(v.deps[name]) for name in v.args]
-        operand = v.deps[v.args[0]].dtype
-        if op == "cast":
-            return asm.cast(args[0], operand, v.dtype)
-        return asm.apply(op, v.dtype if op == "where" else operand, args)
-
-    def _scalar(self, name: str, dtype: np.dtype) -> Value:
-        """Return a number that is an argument; it is read on entry."""
-        if name not in self._scalars:
-            lines, self.asm.lines = self.asm.lines, []
-            group, self._group = self._group, ""
-            self._scalars[name] = self._fetch(f"%a_{name}", "0", dtype)
-            self._late_entry += self.asm.lines
-            self.asm.lines, self._group = lines, group
-        return self._scalars[name]
-
-    def _signed(self, n: int) -> str:
-        return self._difference("0", self._number(-n)) if n < 0 else self._number(n)
-
-    def _place(self, x: Expr, deps: dict) -> str:
-        """Return an index expression as an int64."""
-        asm = self.asm
-        out = None
-        for atom, factor in x.terms:
-            term = self._term(atom, abs(factor), deps)
-            if out is None and factor > 0:
-                out = term
-            else:
-                out = asm.let(f"{'add' if factor > 0 else 'sub'} nsw i64 {out or 0}, {term}")
-        if x.offset or out is None:
-            word = "add" if x.offset >= 0 else "sub"
-            out = asm.let(f"{word} nsw i64 {out or 0}, {self._number(abs(x.offset))}")
-        return out
-
-    def _term(self, atom: Any, factor: int, deps: dict) -> str:
-        """Return a term, computed before the loops that do not change it if it has a division.
-
-        LLVM does not move divisions, and goes wrong where it moves one behind a mask.
-        """
-        if type(atom) in (Div, Mod):
-            needed = ix.names_in(atom.numerator)
-            level = next((x for x in self._levels if needed <= x.known.keys()), None)
-            if level is not None and (atom, factor) in level.terms:
-                return level.terms[atom, factor]
-            lines, counters = self.asm.lines, self.counters
-            if level is not None:
-                self.asm.lines, self.counters = level.lines, level.known
-            self.divides = True
-            word = "udiv" if type(atom) is Div else "urem"
-            numerator = self._place(atom.numerator, deps)
-            term = self.asm.let(f"{word} i64 {numerator}, {self._number(atom.divisor)}")
-            term = self._product(term, self._number(factor))
-            if level is not None:
-                level.terms[atom, factor] = term
-                self.asm.lines, self.counters = lines, counters
-            return term
-        if type(atom) is Loaded:
-            loaded = deps[atom.name]
-            term = self.asm.cast(self._get(loaded), loaded.dtype, _INT64)
-        else:
-            term = self.counters[atom.name]
-        return self._product(term, self._number(factor))
-
-    def _pointer(self, base: str, index: str, type_: str) -> str:
-        if index == "0":
-            return base
-        return self.asm.let(f"getelementptr {type_}, ptr {base}, i64 {index}")
-
-    def _fetch(self, base: str, index: str, dtype: np.dtype) -> Value:
-        asm = self.asm
-        if kind(dtype) == "c":
-            p = part(dtype)
-            t = llvm_type(p)
-            first = self._pointer(base, index, f"{{{t}, {t}}}")
-            second = asm.let(f"getelementptr {t}, ptr {first}, i64 1")
-            return self._fetch(first, "0", p), self._fetch(second, "0", p)
-        t = memory_type(dtype)
-        pointer = self._pointer(base, index, t)
-        x = asm.let(f"load {t}, ptr {pointer}, align {dtype.itemsize}{self._group}")
-        return asm.let(f"icmp ne i8 {x}, 0") if kind(dtype) == "b" else x
-
-    def _put(self, base: str, index: str, dtype: np.dtype, x: Value) -> None:
-        asm = self.asm
-        if kind(dtype) == "c":
-            p = part(dtype)
-            t = llvm_type(p)
-            first = self._pointer(base, index, f"{{{t}, {t}}}")
-            second = asm.let(f"getelementptr {t}, ptr {first}, i64 1")
-            self._put(first, "0", p, x[0])
-            self._put(second, "0", p, x[1])
-            return
-        t = memory_type(dtype)
-        if kind(dtype) == "b":
-            x = asm.let(f"zext i1 {x} to i8")
-        pointer = self._pointer(base, index, t)
-        asm.say(f"store {t} {x}, ptr {pointer}, align {dtype.itemsize}{self._group}")
-
-    def _masked(self, mask: str, base: str, index: str, dtype: np.dtype) -> Value:
-        """Return what is in memory, or zero where it must not be read."""
-        asm = self.asm
-        before, inside, after = asm.block, asm.fresh("read"), asm.fresh("on")
-        asm.say(f"br i1 {mask}, label %{inside}, label %{after}")
-        asm.start(inside)
-        # Not a parallel access: LLVM would take that for leave to read where it must not.
-        group, self._group = self._group, ""
-        x = self._fetch(base, index, dtype)
-        self._group = group
-        asm.say(f"br label %{after}")
-        asm.start(after)
-
-        def joined(value, dtype_):
-            zero = identity("sum", dtype_)
-            t = llvm_type(dtype_)
-            return asm.let(f"phi {t} [{zero}, %{before}], [{value}, %{inside}]")
-
-        if kind(dtype) == "c":
-            return tuple(joined(value, part(dtype)) for value in x)
-        return joined(x, dtype)
-
-    # ---------------------------------------------------------------------------- NumPy's loops
-
-    def _call(self, loop: _ufuncs.Loop, operands: list[tuple[str, str]], n: str) -> None:
-        """Call a loop of NumPy on (pointer, step in bytes) of each array."""
-        asm = self.asm
-        if loop not in self._loop_names:
-            names = [self._parameter(address, "f") for address in loop]
-            self._entry.append(f"  {names[0]}_c = inttoptr i64 {names[0]} to ptr")
-            self._loop_names[loop] = names[0] + "_c", names[1], names[2]
-        function, context, auxdata = self._loop_names[loop]
-        for i, (pointer, step) in enumerate(operands):
-            at = self._pointer("%data", str(i), "ptr")
-            asm.say(f"store ptr {pointer}, ptr {at}")
-            at = self._pointer("%steps", str(i), "i64")
-            asm.say(f"store i64 {step}, ptr {at}")
-        asm.say(f"store i64 {n}, ptr %count")
-        asm.let(
-            f"call i32 {function}(i64 {context}, ptr %data, ptr %count, ptr %steps, i64 {auxdata})"
-        )
-
-    def _call_map(self, v: Planned, section: Section) -> None:
-        in_row = section.in_row
-        if self.plan.kind == "segments":
-            n = self._product(self.n_rows if in_row else self.n_cols, self.widths[v.level])
-        else:
-            n = self._product(self.n_rows, "1" if in_row else self.n_cols)
-        operands = [self._operand(v.deps[name], in_row) for name in v.args]
-        operands.append((self._slot_pointer(v), str(v.dtype.itemsize)))
-        self._call(v.loop, operands, n)
-
-    def _operand(self, d: Planned, in_row: bool) -> tuple[str, str]:
-        """Return where all of a tile's values of ``d`` lie, and their step in bytes."""
-        if d.slot is not None:
-            return self._slot_pointer(d), str(d.dtype.itemsize)
-        if d.op == "scalar":
-            return f"%a_{d.args[0]}", "0"
-        return self._direct(d, "row" if in_row else "map", self.r0, self.c0)
-
-    def _direct(self, d: Planned, use: str, r: str, c: str) -> tuple[str, str]:
-        found = self.plan.direct(d, use)
-        assert found is not None
-        place, step = found
-        self.counters = {"r": r, "c": c, "i": c}
-        size = d.dtype.itemsize
-        at = self._product(self._place(place, {}), str(size))
-        step_bytes = (
-            self._product(self._signed(step), str(size)) if step not in (0, 1) else str(step * size)
-        )
-        return self._pointer(f"%b_{d.args[0]}", at, "i8"), step_bytes
-
-    # ------------------------------------------------------------------------------ reductions
-
-    def _total_place(self, result: Planned, lane: str = "", *, best: bool = False) -> tuple:
-        """Return where the total of a row is, or of this part of a row."""
-        slot = result.best_slot if best else result.slot
-        if self._item is not None:
-            return f"%part{slot}", self._item
-        return f"%slot{slot}", lane or self.lanes[True, result.level]
-
-    def _start_reductions(self, section: Section) -> None:
-        def start(a, result, lane):
-            if a.op.startswith("arg"):
-                self._put(*self._total_place(result, lane), _INT64, "-1")
-                zero = identity("sum", a.dtype)
-                self._put(*self._total_place(result, lane, best=True), a.dtype, zero)
-            else:
-                value = identity(a.op, a.dtype)
-                self._put(*self._total_place(result, lane), a.dtype, value)
-
-        for a, result, _ in section.reductions:
-            if self._item is not None:
-                start(a, result, "")
-                continue
-            n = self._product(self.n_rows, self.widths[result.level])
-            self._loop("0", n, lambda lane, x=(a, result): start(*x, lane), inner=True)
-
-    def _total(self, a: Accumulator, result: Planned, of: Planned, register: Any) -> Callable:
-        """Read and add up; return what writes the new total."""
-        x, lane = self._get(of), self.lanes.get((True, result.level), "")
-        if register is not None:
-            old = self._fetch(f"%total{register}", "0", a.dtype)
-            if self.plan.fast and BINARY[a.op] == "add" and kind(a.dtype) == "f":
-                new = self.asm.let(f"fadd reassoc contract {llvm_type(a.dtype)} {old}, {x}")
-            else:
-                new = self.asm.apply(BINARY[a.op], a.dtype, [old, x])
-            return lambda: self._put(f"%total{register}", "0", a.dtype, new)
-        if a.op.startswith("arg"):
-            return self._best(a, result, x, lane, self.counters["c"])
-        old = self._fetch(f"%slot{result.slot}", lane, a.dtype)
-        new = self.asm.apply(BINARY[a.op], a.dtype, [old, x])
-        return lambda: self._put(f"%slot{result.slot}", lane, a.dtype, new)
-
-    def _best(self, a: Accumulator, result: Planned, x: str, lane: str, c: str) -> Callable:
-        """Compare with the best so far: the first NaN wins, then the first of equals."""
-        asm, dtype = self.asm, a.dtype
-        index_place = self._total_place(result, lane)
-        best_place = self._total_place(result, lane, best=True)
-        index = self._fetch(*index_place, _INT64)
-        best = self._fetch(*best_place, dtype)
-        better = asm.let(f"icmp slt i64 {index}, 0")
-        beyond = asm.apply("greater" if a.op == "argmax" else "less", dtype, [x, best])
-        better = asm.let(f"or i1 {better}, {beyond}")
-        if kind(dtype) in "fh":
-            nan, was = (asm.apply("isnan", dtype, [y]) for y in (x, best))
-            new = asm.let(f"and i1 {nan}, {asm.let(f'xor i1 {was}, true')}")
-            better = asm.let(f"or i1 {better}, {new}")
-        index = asm.let(f"select i1 {better}, i64 {c}, i64 {index}")
-        best = asm.apply("where", dtype, [better, x, best])
-
-        def write():
-            self._put(*index_place, _INT64, index)
-            self._put(*best_place, dtype, best)
-
-        return write
-
-    def _reduce(self, a: Accumulator, result: Planned, of: Planned) -> None:
-        """Reduce the tile's values of ``of``, kept or in memory, into the totals of its rows."""
-        size = str(of.dtype.itemsize)
-        if self.plan.kind == "columns":
-            loop = _ufuncs.find(a.op, a.dtype)
-            total = f"%slot{result.slot}", size
-
-            def one_c(c):
-                if of.slot is None:
-                    values = self._direct(of, "reduce", self.r0, c)
-                else:
-                    line = self._product(self._difference(c, self.c0), self.n_rows)
-                    at = self._product(line, size)
-                    values = self._pointer(f"%slot{of.slot}", at, "i8"), size
-                self._call(loop, [total, values, total], self.n_rows)
-
-            self._loop(self.c0, self.c1, one_c)
-            return
-
-        def one_r(r):
-            lane = self._difference(r, self.r0)
-            if of.slot is None:
-                pointer, step = self._direct(of, "reduce", r, self.c0)
-            else:
-                at = self._product(self._product(lane, self.n_cols), size)
-                pointer, step = self._pointer(f"%slot{of.slot}", at, "i8"), size
-            if not a.op.startswith("arg"):
-                base, at = self._total_place(result, lane)
-                at = self._product(at, str(a.dtype.itemsize))
-                total = self._pointer(base, at, "i8"), "0"
-                loop = _ufuncs.find(a.op, a.dtype)
-                self._call(loop, [total, (pointer, step), total], self.n_cols)
-                return
-
-            def one(c):
-                at = self._product(self._difference(c, self.c0), step)
-                x = self._fetch(self._pointer(pointer, at, "i8"), "0", a.dtype)
-                self._best(a, result, x, lane, c)()
-
-            self._loop(self.c0, self.c1, one)
-
-        self._loop(self.r0, self.r1, one_r)
