@@ -190,11 +190,11 @@ class Fused:
     def _call(self, args: tuple, kwargs: dict) -> Any:
         """Call with arguments of any kind."""
         leaves, structure = flatten((args, kwargs))
-        key = (state.mode, state.low, structure, *map(_kind, leaves))
         try:
+            key = (state.mode, state.low, structure, *map(_kind, leaves))
             found = self._programs.get(key)
         except TypeError as error:
-            self._refused(f"an argument that is no array must be hashable: {error}")
+            self._refused(f"it cannot tell apart such arguments: {error}")
             return self._eager(args, kwargs)
         if found is not None:
             for program in found:

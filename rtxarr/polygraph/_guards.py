@@ -7,19 +7,23 @@ copy of the function in which arrays are tracers.
 
 from __future__ import annotations
 
+import argparse
+import collections
+import copy
 import dis
 import functools
+import random
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from rtxarr._device import is_array
+from rtxarr._device import is_array, is_device_array
 from rtxarr.autograd import Tensor
+from rtxarr.autograd._op import checksum
 from rtxarr.polygraph._trace import Concretization, Trace
-from rtxarr.polygraph._watch import Snapshot
+from rtxarr.polygraph._watch import Snapshot, held_by
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype, type(Ellipsis))
 _LIBRARIES = frozenset(
@@ -36,7 +40,29 @@ _LIBRARIES = frozenset(
     )
 ) | frozenset(sys.stdlib_module_names)
 _MISSING = object()
-_DEPTH = 6  # how far to follow attributes of attributes
+_MOST_OBJECTS = 10_000
+_MOST_BYTES = 1 << 20  # of an array that is compared with what it was at each call
+
+_NAMESPACES = types.SimpleNamespace, argparse.Namespace
+_CONTAINERS = list, tuple, dict, types.MappingProxyType, *_NAMESPACES
+_WRAPPERS = (
+    staticmethod,
+    classmethod,
+    property,
+    functools.cached_property,
+    functools._lru_cache_wrapper,
+)
+_BY_TEXT = frozenset("getattr hasattr attrgetter methodcaller __getattribute__".split())
+_DYNAMIC = frozenset("getattr attrgetter vars __dict__ __getattribute__ __getattr__".split())
+_SPECIAL = frozenset(
+    f"__{name}__"
+    for name in """
+        add sub mul truediv floordiv mod pow matmul and or xor lshift rshift radd rsub rmul rtruediv
+        rfloordiv rmod rpow rmatmul rand ror rxor iadd isub imul itruediv imatmul neg pos abs invert
+        eq ne lt le gt ge getitem len iter contains call bool float int index complex enter exit
+        getattr getattribute array array_ufunc array_function hash str repr
+    """.split()
+)
 
 
 def _of_library(name: str | None) -> bool:
@@ -44,9 +70,14 @@ def _of_library(name: str | None) -> bool:
     return name.partition(".")[0] in _LIBRARIES and not name.startswith("rtxarr.recipes.")
 
 
-def _is_plain(x: Any) -> bool:
+def _is_of_library(kind: type) -> bool:
+    return _of_library(kind.__module__)
+
+
+def is_plain(x: Any) -> bool:
+    """Tell whether a value says all by itself and never changes."""
     if isinstance(x, (tuple, frozenset)):
-        return all(_is_plain(part) for part in x)
+        return all(is_plain(part) for part in x)
     return isinstance(x, _PLAIN)
 
 
@@ -64,6 +95,8 @@ class Surroundings:
     ----------
     function : callable
         The same with tracers for arrays, to be called in the trace.
+    objects : list
+        What was found that has attributes: objects, classes and modules.
     """
 
     def __init__(self, function: Any, trace: Trace, lift: Any) -> None:
@@ -72,14 +105,20 @@ class Surroundings:
         self._entries: list[tuple[Any, Any, Any]] = []  # a dict, its key, what it held
         self._cells: list[tuple[Any, Any]] = []
         self._lists: list[tuple[Any, tuple]] = []
+        self._sizes: list[tuple[Any, int]] = []  # of dicts of attributes
         self.checks: list[Any] = []  # functions that tell the same, each of something else
         self._modules: dict[int, Any] = {}
         self._seen: set[int] = set()
         self._names: dict[str, None] = {}  # that functions use
+        self._is_dynamic = False  # whether names of attributes are computed
+        self._noted: dict[int, set[str]] = {}
         self._rebuilt: dict[int, Any] = {}
-        self.generators: list[Any] = []
-        self.objects: list[Any] = []  # with attributes, modules among them
+        self._copies: dict[int, tuple[Any, Any]] = {}  # containers with tracers for arrays
+        self._stateful = [(x, _state(x)) for x in (None, random._inst)]  # type: ignore[attr-defined]
+        self.objects: list[Any] = []
+        trace.stand_in = self.stand_in
         self.function = self._function(function)
+        self._settle()
         self._module_state = [(m, _state_of(m)) for m in self._modules.values()]
         self._moment = _changes()
 
@@ -88,7 +127,14 @@ class Surroundings:
     @property
     def has_any(self) -> bool:
         """Whether there is anything to check."""
-        kinds = self._entries, self._cells, self._lists, self._module_state, self.checks
+        kinds = (
+            self._entries,
+            self._cells,
+            self._lists,
+            self._sizes,
+            self._module_state,
+            self.checks,
+        )
         return any(map(bool, kinds))
 
     def hold(self) -> bool:
@@ -104,6 +150,9 @@ class Surroundings:
         for kept, parts in self._lists:
             if len(kept) != len(parts) or not all(map(_same, kept, parts)):
                 return False
+        for held, n in self._sizes:
+            if len(held) != n:
+                return False
         if not all(check() for check in self.checks):
             return False
         if self._module_state and self._moment != _changes():
@@ -113,15 +162,34 @@ class Surroundings:
             self._moment = _changes()
         return True
 
-    def snapshot(self) -> Snapshot:
-        """Return what is in the objects, dicts and lists that were found."""
-        dicts = [vars(x) for x in self.objects]
-        dicts += [kept for kept, _ in self._lists if isinstance(kept, dict)]
-        return Snapshot(dicts, [kept for kept, _ in self._lists if isinstance(kept, list)])
+    def found(self) -> list[Any]:
+        """Return the objects, and what the dicts and cells held that were noted."""
+        entries = [value for _, _, value in self._entries]
+        return [*self.objects, *entries, *(value for _, value in self._cells)]
+
+    def snapshot(self, *trees: Any) -> Snapshot:
+        """Return what is in the objects, dicts and lists that were found, and in ``trees``."""
+        dicts = [kept for kept, _ in self._lists if type(kept) is not types.MappingProxyType]
+        found = [*dicts, *(copy for _, copy in self._copies.values())]
+        for tree in trees:
+            _containers(tree, found, set())
+        return Snapshot(self.objects, found)
+
+    def set_back(self) -> bool:
+        """Let generators of NumPy and Python stand where they stood; tell whether they moved."""
+        moved = [(x, before) for x, before in self._stateful if repr(_state(x)) != repr(before)]
+        for x, before in moved:
+            _set_state(x, before)
+        return bool(moved)
 
     def add(self, x: Any) -> None:
         """Note an argument that is no array: a module, or an object with attributes."""
-        self._object(x, tuple(self._names), 0)
+        self._follow(x)
+        self._settle()
+
+    def stand_in(self, value: Any) -> Any:
+        """Return a container of an object's with tracers for its arrays, itself if it has none."""
+        return self._container(value)
 
     # ------------------------------------------------------------------------------- noting
 
@@ -129,175 +197,243 @@ class Surroundings:
         """Note what a function reads; return it with arrays replaced, or itself if it has none."""
         if isinstance(f, functools.partial):
             inner = self._function(f.func)
-            args = [self._value(a, (), 0) for a in f.args]
-            keywords = {k: self._value(v, (), 0) for k, v in f.keywords.items()}
+            args = [self._value(a) for a in f.args]
+            keywords = {k: self._value(v) for k, v in f.keywords.items()}
             return functools.partial(inner, *args, **keywords)
         if isinstance(f, types.MethodType):
-            code = getattr(f.__func__, "__code__", None)
-            self._object(f.__self__, () if code is None else _names(code), 0)
+            self._follow(f.__self__)
             inner = self._function(f.__func__)
             return f if inner is f.__func__ else types.MethodType(inner, f.__self__)
         if not isinstance(f, types.FunctionType):
-            names: tuple = ()
             call = type(f).__call__
-            if isinstance(call, types.FunctionType):
-                names = _names(call.__code__)
-                if not _of_library(call.__module__):
-                    self._function(call)
-            self._object(f, names, 0)
+            if isinstance(call, types.FunctionType) and not _of_library(call.__module__):
+                self._function(call)
+            self._follow(f)
             return f
         if id(f) in self._rebuilt:
             return self._rebuilt[id(f)]
         self._rebuilt[id(f)] = f
         code = f.__code__
         _refuse_writes(code)
-        names = _names(code)
-        self._names.update(dict.fromkeys(names))
+        self._use(code)
         changed_globals = {}
         for name in _globals_of(code):
-            if name not in f.__globals__:
-                continue
-            value = f.__globals__[name]
-            new = self._noted(f.__globals__, name, value, names)
-            if new is not value:
-                changed_globals[name] = new
-        cells = []
-        for cell in f.__closure__ or ():
-            cells.append(self._cell(cell, names))
-        defaults = tuple(self._value(d, names, 0) for d in f.__defaults__ or ())
-        same_cells = all(a is b for a, b in zip(cells, f.__closure__ or (), strict=True))
-        same_defaults = all(a is b for a, b in zip(defaults, f.__defaults__ or (), strict=True))
-        if not changed_globals and same_cells and same_defaults:
+            value = f.__globals__.get(name, _MISSING)
+            self._entries.append((f.__globals__, name, value))
+            if value is not _MISSING:
+                new = self._value(value)
+                if new is not value:
+                    changed_globals[name] = new
+        cells = [self._cell(cell) for cell in f.__closure__ or ()]
+        defaults = tuple(self._value(d) for d in f.__defaults__ or ())
+        keywords = {k: self._value(v) for k, v in (f.__kwdefaults__ or {}).items()}
+        if (
+            not changed_globals
+            and all(a is b for a, b in zip(cells, f.__closure__ or (), strict=True))
+            and all(a is b for a, b in zip(defaults, f.__defaults__ or (), strict=True))
+            and all(v is (f.__kwdefaults__ or {})[k] for k, v in keywords.items())
+        ):
             return f
         new_globals = {**f.__globals__, **changed_globals} if changed_globals else f.__globals__
         new = types.FunctionType(
             code, new_globals, f.__name__, defaults or None, tuple(cells) or None
         )
-        new.__kwdefaults__ = f.__kwdefaults__
+        new.__kwdefaults__ = keywords or None
         new.__dict__.update(f.__dict__)
         self._rebuilt[id(f)] = new
         return new
 
-    def _noted(self, holder: Any, key: Any, value: Any, names: tuple) -> Any:
-        """Note one value of a dict; return what the function is to see instead."""
-        if isinstance(value, types.ModuleType):
-            if not _of_library(value.__name__):
-                self._attributes(vars(value), names, 0)
-            return value
-        if isinstance(value, (type, types.BuiltinFunctionType, np.ufunc)):
-            return value
-        self._entries.append((holder, key, value))
-        return self._value(value, names, 0)
+    def _use(self, code: types.CodeType) -> None:
+        """Note the names that a function uses."""
+        names = _names(code)
+        self._names.update(dict.fromkeys(names))
+        self._is_dynamic |= not _DYNAMIC.isdisjoint(names)
+        if not _BY_TEXT.isdisjoint(names):
+            self._names.update(dict.fromkeys(_texts(code)))
 
-    def _cell(self, cell: Any, names: tuple) -> Any:
+    def _cell(self, cell: Any) -> Any:
         try:
             value = cell.cell_contents
         except ValueError:  # a name that is not bound yet
             return cell
-        if isinstance(value, (type, types.ModuleType)):
-            return cell
         self._cells.append((cell, value))
-        new = self._value(value, names, 0)
+        new = self._value(value)
         return cell if new is value else types.CellType(new)
 
-    def _value(self, value: Any, names: tuple, depth: int) -> Any:
+    def _value(self, value: Any) -> Any:
         """Look into a value; return it with tracers for its arrays."""
-        if _is_plain(value):
-            return value
         if isinstance(value, Tensor):
             return self._lift(value)
-        if is_array(value):
+        if is_array(value) and not isinstance(value, np.generic):
             self._trace.found.add(id(value))
             return self._trace.capture(value)
-        if isinstance(value, (list, tuple, dict)):
-            return self._container(value, names, depth)
+        if isinstance(value, _CONTAINERS):
+            return self._container(value)
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             name = getattr(value, "__module__", None)
-            wrapped = getattr(value, "__wrapped__", None)
-            if _of_library(name) and wrapped is None:
+            if _of_library(name) and getattr(value, "__wrapped__", None) is None:
                 return value
             return self._function(value)
-        self._object(value, names, depth)
+        self._follow(value)
+        if isinstance(value, type):
+            self._hold_arrays(value)
         return value
 
-    def _container(self, value: Any, names: tuple, depth: int) -> Any:
-        if depth > _DEPTH:
-            return value
-        keys = list(value) if isinstance(value, dict) else range(len(value))
-        new = {k: self._value(value[k], names, depth + 1) for k in keys}
-        if isinstance(value, dict):
-            for k in keys:
-                self._entries.append((value, k, value[k]))
+    def _container(self, value: Any) -> Any:
+        """Note what a container holds; return it with tracers for its arrays."""
+        if id(value) in self._copies:
+            return self._copies[id(value)][1]
+        self._copies[id(value)] = value, value  # should it hold itself
+        held = vars(value) if isinstance(value, _NAMESPACES) else value
+        by_key = not isinstance(held, (list, tuple))
+        parts = list(held.items()) if by_key else list(enumerate(held))
+        if by_key:
+            self._lists.append((held, tuple(held)))
+            self._entries += [(held, k, v) for k, v in parts]
+        elif not isinstance(value, tuple):
             self._lists.append((value, tuple(value)))
-            return value if all(new[k] is value[k] for k in keys) else new
-        if isinstance(value, list):
-            self._lists.append((value, tuple(value)))
-        if all(new[k] is value[k] for k in keys):
+        new = [(k, self._value(v)) for k, v in parts]
+        if all(a is b for (_, a), (_, b) in zip(new, parts, strict=True)):
+            del self._copies[id(value)]
+            self._seen.add(id(value))
             return value
-        parts = [new[k] for k in keys]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        made: Any
+        if isinstance(value, types.MappingProxyType):
+            made = types.MappingProxyType(dict(new))
+        elif isinstance(value, tuple):
+            kind, found = type(value), [v for _, v in new]
+            made = kind(*found) if hasattr(kind, "_fields") else kind(found)
+        else:
+            made = copy.copy(value)
+            for k, v in new:
+                if isinstance(value, _NAMESPACES):
+                    setattr(made, k, v)
+                elif by_key:
+                    dict.__setitem__(made, k, v)
+                else:
+                    list.__setitem__(made, k, v)
+        self._copies[id(value)] = value, made
+        return made
 
-    def _object(self, x: Any, names: tuple, depth: int) -> None:
-        """Note the attributes of an object that the function may read."""
-        if id(x) in self._seen or depth > _DEPTH:
+    def _follow(self, x: Any) -> None:
+        """Note what is to be known of a value that stays what it is."""
+        if is_plain(x) or isinstance(x, (Tensor, types.BuiltinFunctionType, np.ufunc)):
+            return
+        if is_array(x):
+            self._trace.found.add(id(x))
+            return
+        if id(x) in self._seen:
             return
         self._seen.add(id(x))
+        if isinstance(x, _WRAPPERS):
+            for name in ("__func__", "__wrapped__", "fget", "func"):
+                inner = getattr(x, name, None)
+                if isinstance(inner, types.FunctionType) and not _of_library(inner.__module__):
+                    self._hold_found(inner)
+        elif isinstance(x, types.FunctionType):
+            if not _of_library(x.__module__) or getattr(x, "__wrapped__", None) is not None:
+                self._hold_found(x)
+        elif isinstance(x, (types.MethodType, functools.partial)):
+            self._function(x)
+        elif isinstance(x, _CONTAINERS):
+            self._parts(x)
+        elif isinstance(x, (set, frozenset, collections.deque)):
+            self._lists.append((x, tuple(x)))
+            for part in x:
+                self._hold_array(part) if is_array(part) else self._follow(part)
+        elif isinstance(x, (np.random.Generator, np.random.RandomState, random.Random)):
+            self._stateful.append((x, _state(x)))
+        elif isinstance(x, collections.abc.Iterator):
+            raise Concretization(f"it finds an iterator, {type(x).__name__}, which moves on")
+        elif isinstance(x, (type, types.ModuleType)):
+            if not _of_library(getattr(x, "__module__", x.__name__)):
+                self.objects.append(x)
+        else:
+            self._object(x)
+
+    def _object(self, x: Any) -> None:
+        """Note an object, whose attributes the function may read."""
+        kind = type(x)
         if _is_module(x):
             self._module(x)
-            return
-        if isinstance(x, np.random.Generator):
-            self.generators.append(x)
-            return
-        if _of_library(type(x).__module__):
-            return
-        held = getattr(x, "__dict__", None)
-        if isinstance(held, dict):
+        elif not _of_library(kind.__module__):
             self.objects.append(x)
-            more = tuple(dict.fromkeys((*names, *_names_of_methods(x, names))))
-            self._attributes(held, more, depth + 1)
+            self._follow(kind)
 
-    def _attributes(self, held: dict, names: tuple, depth: int) -> None:
-        for name in names:
-            value = held.get(name, _MISSING)
-            if value is _MISSING or isinstance(value, (type, types.ModuleType)):
-                continue
-            self._entries.append((held, name, value))
-            if is_array(value):
-                self._trace.found.add(id(value))
-            elif isinstance(value, (types.FunctionType, types.MethodType)):
-                if not _of_library(value.__module__):
-                    self._function(value)
-            elif isinstance(value, (list, tuple, dict)):
-                self._container_of_object(value, names, depth)
-            elif not _is_plain(value) and not isinstance(value, Tensor):
-                self._object(value, names, depth)
-
-    def _container_of_object(self, value: Any, names: tuple, depth: int) -> None:
-        """Note what an attribute's container holds, arrays by identity."""
-        if depth > _DEPTH or id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        parts = tuple(value.items()) if isinstance(value, dict) else tuple(value)
-        if isinstance(value, list):
-            self._lists.append((value, parts))
-        elif isinstance(value, dict):
-            self._lists.append((value, tuple(value)))
-            self._entries += [(value, k, v) for k, v in parts]
-            parts = tuple(value.values())
+    def _parts(self, x: Any) -> None:
+        """Note what an attribute's container holds; arrays by identity."""
+        held = vars(x) if isinstance(x, _NAMESPACES) else x
+        if isinstance(held, (list, tuple)):
+            parts = tuple(held)
+            if not isinstance(held, tuple):
+                self._lists.append((held, parts))
+        else:
+            self._lists.append((held, tuple(held)))
+            self._entries += [(held, k, v) for k, v in held.items()]
+            parts = tuple(held.values())
         for part in parts:
-            if isinstance(part, (list, tuple, dict)):
-                self._container_of_object(part, names, depth + 1)
-            elif is_array(part):
-                self._trace.found.add(id(part))
-            elif not _is_plain(part) and not isinstance(part, Tensor):
-                self._object(part, names, depth + 1)
+            self._follow(part)
 
     def _module(self, x: Any) -> None:
         for module in x.modules():
             self._seen.add(id(module))
             self._modules.setdefault(id(module), module)
             self.objects.append(module)
-            self._trace.found.update(id(v) for v in vars(module).values() if is_array(v))
+            self._follow(type(module))
+            for value in vars(module).values():
+                self._follow(value)
+
+    def _settle(self) -> None:
+        """Note the attributes that functions may read of objects, until there are no more."""
+        before = None
+        while before != (before := (len(self.objects), len(self._names), self._is_dynamic)):
+            if len(self.objects) > _MOST_OBJECTS:
+                raise Concretization(f"it finds more than {_MOST_OBJECTS} objects")
+            for x in tuple(self.objects):
+                self._attributes(x)
+
+    def _attributes(self, x: Any) -> None:
+        if id(x) in self._modules:  # compared as a whole
+            return
+        known = self._noted.setdefault(id(x), set())
+        held = held_by(x)
+        if not known and not isinstance(x, types.ModuleType):
+            self._sizes.append((held, len(held)))
+            known.add("")
+        everything = self._is_dynamic and not isinstance(x, types.ModuleType)
+        is_new = [n for n in (held if everything else self._names) if n not in known and n in held]
+        if isinstance(x, type):  # operators and what a library calls are used without a name
+            called = held if any(map(_is_of_library, x.__mro__[:-1])) else _SPECIAL
+            is_new += [n for n in held if n in called and n not in known and callable(held[n])]
+        known.update(is_new)
+        for name in dict.fromkeys(is_new):
+            value = held[name]
+            self._entries.append((held, name, value))
+            self._follow(value)
+
+    # ------------------------------------------------------------- arrays that stay what they are
+
+    def _hold_array(self, x: Any) -> None:
+        """Let the program hold for the present contents of an array that NumPy may be given."""
+        self._trace.found.add(id(x))
+        if x.nbytes <= _MOST_BYTES and not is_device_array(x):
+            self.checks.append(functools.partial(_unchanged, x, checksum(x)))
+
+    def _hold_arrays(self, kind: type) -> None:
+        """Do so for those in the attributes of a class."""
+        if not _of_library(kind.__module__):
+            for value in vars(kind).values():
+                if isinstance(value, np.ndarray):
+                    self._hold_array(value)
+
+    def _hold_found(self, f: types.FunctionType) -> None:
+        """Note what a function reads that is called as it is, on the arrays that it finds."""
+        if self._function(f) is not f:
+            values = [f.__globals__.get(name) for name in _globals_of(f.__code__)]
+            values += [c.cell_contents for c in f.__closure__ or () if _is_bound(c)]
+            for value in values:
+                if isinstance(value, np.ndarray):
+                    self._hold_array(value)
 
 
 def _refuse_writes(code: types.CodeType) -> None:
@@ -340,19 +476,59 @@ def _globals_of(code: types.CodeType) -> tuple:
     return tuple(found)
 
 
-def _names_of_methods(x: Any, names: tuple) -> Iterator[str]:
-    """Give the names that the methods of ``x`` among ``names`` use themselves."""
-    todo, seen = list(names), set(names)
-    while todo:
-        method = getattr(type(x), todo.pop(), None)
-        if isinstance(method, property):
-            method = method.fget
-        if isinstance(method, types.FunctionType) and not _of_library(method.__module__):
-            for name in _names(method.__code__):
-                yield name
-                if name not in seen:
-                    seen.add(name)
-                    todo.append(name)
+@functools.lru_cache(maxsize=1024)
+def _texts(code: types.CodeType) -> tuple:
+    """Return the strings in a function and those inside it."""
+    found: list[str] = []
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            found += _texts(part)
+        elif isinstance(part, str):
+            found += part.split(".")
+    return tuple(found)
+
+
+def _containers(tree: Any, found: list, seen: set[int]) -> None:
+    """Add the lists and dicts in a tree."""
+    if isinstance(tree, (list, tuple, dict)) and id(tree) not in seen:
+        seen.add(id(tree))
+        if not isinstance(tree, tuple):
+            found.append(tree)
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            _containers(part, found, seen)
+
+
+def _state(x: Any) -> Any:
+    """Return where a generator stands; None is the one that NumPy shares among all."""
+    if isinstance(x, np.random.Generator):
+        return x.bit_generator.state
+    if isinstance(x, random.Random):
+        return x.getstate()
+    found = np.random.get_state() if x is None else x.get_state()  # noqa: NPY002
+    return tuple(v.tolist() if isinstance(v, np.ndarray) else v for v in found)
+
+
+def _set_state(x: Any, state: Any) -> None:
+    if isinstance(x, np.random.Generator):
+        x.bit_generator.state = state
+    elif isinstance(x, random.Random):
+        x.setstate(state)
+    elif x is None:
+        np.random.set_state(state)  # noqa: NPY002
+    else:
+        x.set_state(state)
+
+
+def _is_bound(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _unchanged(x: Any, before: int) -> bool:
+    return checksum(x) == before
 
 
 def _is_module(x: Any) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import random
+import enum
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from rtxarr.autograd._tape import Leaf, make_tensor
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir, _namespace
 from rtxarr.polygraph._draws import Place
-from rtxarr.polygraph._guards import Surroundings
+from rtxarr.polygraph._guards import Surroundings, is_plain
 from rtxarr.polygraph._scalar import Scalar
 from rtxarr.polygraph._trace import (
     Captured,
@@ -105,7 +106,6 @@ class Recording:
         self.roots: list[Tensor] = []
         self.scalars: list[int] = []  # places of the numbers among the leaves
         self._lifted: dict[int, tuple[Any, Tensor]] = {}
-        before = _random_states()
         with trace, _tracing(self):
             args, kwargs = unflatten(
                 structure, [self._leaf(i, x, plain) for i, x in enumerate(leaves)]
@@ -114,21 +114,21 @@ class Recording:
             for x in leaves:
                 if not _is_value(x):
                     self.surroundings.add(x)
-            states = [g.bit_generator.state for g in self.surroundings.generators]
-            snapshot = self.surroundings.snapshot()
+            snapshot = self.surroundings.snapshot(*args, *kwargs.values())
             try:
                 with watching(self.surroundings.objects), self._answering():
                     result = self.surroundings.function(*args, **kwargs)
             finally:
+                moved = self.surroundings.set_back()
                 snapshot.take_back()
-            if _random_states() != before or any(
-                repr(g.bit_generator.state) != repr(s)
-                for g, s in zip(self.surroundings.generators, states, strict=True)
-            ):
+            if moved:
                 raise Concretization(
                     "it draws random numbers of NumPy or Python, which a program would repeat"
                 )
+            if trace.refused is not None:
+                raise trace.refused
             trace.check_made()
+            self._known = set(map(id, (*leaves, *self.surroundings.found())))
             self.result, self.structure = flatten(result)
             self._finished()
 
@@ -249,6 +249,8 @@ class Recording:
             return Output("scalar", data.expression)
         if not isinstance(data, Tracer):
             if not _device.is_array(data) or isinstance(data, np.generic):
+                if not _is_fixed(data) and id(data) not in self._known:
+                    raise Concretization(f"it gives a {type(data).__name__} that it made")
                 return Output("plain", data)
             data = self.trace.capture(data)
         cell = data._cell
@@ -332,9 +334,13 @@ class _tracing:
         _trace_tensors(-1)
 
 
-def _random_states() -> tuple:
-    """Return where the generators stand that NumPy and Python share among all."""
-    return np.random.get_state(legacy=True)[2], random.getstate()  # type: ignore[index]  # noqa: NPY002
+def _is_fixed(x: Any) -> bool:
+    """Tell whether a result is the same whatever the function computes."""
+    if isinstance(x, (slice, range)):
+        return all(type(n) in (int, type(None)) for n in (x.start, x.stop, x.step))
+    if isinstance(x, types.BuiltinFunctionType):
+        return isinstance(x.__self__, types.ModuleType)
+    return is_plain(x) or isinstance(x, (type, types.ModuleType, enum.Enum, np.ufunc))
 
 
 def _is_value(x: Any) -> bool:

@@ -52,6 +52,11 @@ class Scalar:
         self.value = value
         self.expression = expression
 
+    @property
+    def __class__(self):
+        """The type of the number, so that ``isinstance`` tells what it tells of the number."""
+        return type(self.value)
+
     def known(self) -> Any:
         """Return the value, which the program then holds for alone."""
         trace = _trace.current()

@@ -55,8 +55,14 @@ def levels_outside() -> int:
 
 
 def concretization(what: str) -> Concretization:
-    """Make the error of asking for values, with the line that does."""
-    return Concretization(f"{what} needs the values of an array, at {where_called()}")
+    """Make the error of asking for values, with the line that does.
+
+    The function is refused also if it catches the error.
+    """
+    error = Concretization(f"{what} needs the values of an array, at {where_called()}")
+    if _thread.trace is not None and _thread.trace.refused is None:
+        _thread.trace.refused = error
+    return error
 
 
 class Cell:
@@ -151,6 +157,7 @@ class Trace:
         self.guards: list[tuple] = []
         self.notes: dict[Any, Any] = {}  # what those who make nodes know of them
         self.found: set[int] = set()
+        self.refused: Concretization | None = None
         self._made: list[tuple[Any, int]] = []
         self._captured: dict[int, Tracer] = {}
         self._scalars: dict[tuple, _ir.Node] = {}
