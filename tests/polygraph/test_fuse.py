@@ -785,3 +785,83 @@ def test_fast_mode_is_near():
     fast, strict = (rx.fuse(lambda x: (x * x + x) * x - x, mode=m)(x) for m in ("fast", "strict"))
     assert fast.dtype == strict.dtype == rx.bfloat16
     np.testing.assert_allclose(fast.astype("f4"), strict.astype("f4"), rtol=0.05, atol=0.1)
+
+
+# ------------------------------------------------------------- what a trace must not get wrong
+
+
+def eager_once(f, *args, match):
+    """Check that a function runs as it is, with one warning."""
+    fused = rx.fuse(f)
+    with pytest.warns(RuntimeWarning, match=match):
+        got = fused(*args)
+    fused(*args)
+    assert fused.n_eager == 2
+    return got
+
+
+def test_a_container_among_the_arguments_is_changed():
+    def f(d):
+        d["twice"] = d["x"] * 2
+        return d["x"]
+
+    fused = rx.fuse(f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(4):
+            d = {"x": np.ones(2)}
+            fused(d)
+            assert_same(d["twice"], np.full(2, 2.0))
+    assert fused.n_eager == 4
+
+
+def test_an_error_that_the_function_catches():
+    def f(x):
+        try:
+            return x * float(x[0])
+        except TypeError:
+            return x
+
+    assert_same(eager_once(f, np.full(2, 3.0), match=r"float\(\)"), np.full(2, 9.0))
+
+
+def test_objects_that_the_function_makes_and_gives():
+    class Result:
+        def __init__(self, y):
+            self.y = y
+
+    got = eager_once(lambda x: Result(x * 2), np.ones(2), match="gives a Result that it made")
+    assert_same(got.y, np.full(2, 2.0))
+    eager_once(lambda x: (y * 2 for y in x), np.ones(2), match="gives a generator that it made")
+    eager_once(lambda x: lambda: x, np.ones(2), match="gives a function that it made")
+
+
+def test_objects_that_were_there_are_given():
+    model = Model()
+    fused = rx.fuse(lambda m, x: (m, x + 1, np.float32, "text", slice(2)))
+    assert fused(model, np.ones(2))[0] is model
+
+
+@pytest.mark.parametrize("kind", [np.memmap, np.matrix])
+def test_subclasses_of_arrays_run_as_they_are(kind, tmp_path):
+    if kind is np.memmap:
+        x = np.memmap(tmp_path / "x", "f8", "w+", shape=(2, 2))
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            x = np.matrix([[1.0, 2.0], [3.0, 4.0]])
+    assert_same(eager_once(lambda x: x + x, x, match="arguments"), x + x)
+
+
+def test_numbers_are_what_they_are():
+    def f(x, a, n):
+        if isinstance(a, float) and isinstance(n, int) and not isinstance(n, float):
+            x = x + 1
+        axes = (n,) if isinstance(n, int) else tuple(n)
+        return x.sum(axis=axes) * a + math.exp(a)
+
+    fused = rx.fuse(f)
+    x = np.arange(6.0).reshape(2, 3)
+    for a, n in ((0.5, 0), (2.0, 1), (0.5, -1)):
+        assert_same(fused(x, a, n), f(x, a, n))
+    assert fused.n_eager == 0
