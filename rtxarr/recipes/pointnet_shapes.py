@@ -92,9 +92,10 @@ class Recipe(Base):
             clouds, labels = sample_surfaces(
                 config.clouds // share, config.points, rng, noise=config.noise
             )
-            points = rx.asarray(clouds, dtype=rx.float32)
+            here = rx.device()
+            points = rx.asarray(clouds, dtype=rx.float32, device=here)
             (a, b), (c, d) = find_balls(points)
-            self.parts[part] = points, a, b, c, d, rx.asarray(labels)
+            self.parts[part] = points, a, b, c, d, rx.asarray(labels, device=here)
         self.loader = DataLoader(self.parts["train"], config.batch_size, seed=seed, drop_last=True)
         self.model = PointNet(config.width, config.dropout, len(SURFACES))
         self.optimizer = optim.AdamW(self.model.parameters(), lr=config.lr, weight_decay=0.01)
