@@ -164,7 +164,8 @@ class _Swapped:
     __slots__ = ("tensor", "data", "node", "grad", "tracer", "grad_tracer", "is_set", "is_cleared")
 
     def __init__(self, tensor: Tensor, tracer: Tracer) -> None:
-        self.tensor, self.data, self.node = tensor, own_data(tensor), tensor.node
+        self.tensor, self.data = tensor, own_data(tensor)
+        self.node: Any = tensor.node
         self.grad = self.node.grad if type(self.node) is Leaf else None
         self.tracer = tracer
         self.grad_tracer: Any = None
@@ -234,7 +235,7 @@ class StepRecording(Recording):
             held.append((x, x.grad))
         self.effects.append((function, held))
         for x in params:
-            stale = Tracer(x.data._cell)
+            stale: Any = Tracer(x.data._cell)
             stale._cell = _Stale(x.data._cell)
             x.data = stale
 

@@ -14,6 +14,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from rtxarr.polygraph import _trace
 
 NAMES: dict[str, Any] = {
@@ -22,6 +24,7 @@ NAMES: dict[str, Any] = {
     "abs": abs,
     "round": round,
     "divmod": divmod,
+    "type": type,
 }
 """What expressions may use beside the scalars, which are ``a[0]``, ``a[1]``, ..."""
 
@@ -53,7 +56,7 @@ class Scalar:
         self.expression = expression
 
     @property
-    def __class__(self):
+    def __class__(self):  # type: ignore[misc]
         """The type of the number, so that ``isinstance`` tells what it tells of the number."""
         return type(self.value)
 
@@ -86,6 +89,9 @@ class Scalar:
 
     def __complex__(self) -> complex:
         return complex(self.known())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.known(), dtype)
 
     def __index__(self) -> int:
         return operator.index(self.known())
@@ -212,7 +218,10 @@ def _operator(name: str) -> tuple[Callable, Callable]:
     def combine(x, y):
         left = x.value if isinstance(x, Scalar) else x
         right = y.value if isinstance(y, Scalar) else y
-        return Scalar(compute(left, right), f"({text_of(x)} {sign} {text_of(y)})")
+        made = Scalar(compute(left, right), f"({text_of(x)} {sign} {text_of(y)})")
+        if name == "pow":  # of ints and of floats it may be of another type for other values
+            _trace.current().guards.append((f"type({made.expression})", type(made.value)))
+        return made
 
     def forward(self, other):
         if _is_number(other):
