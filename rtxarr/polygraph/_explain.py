@@ -52,7 +52,10 @@ class StepReport:
         computed = [n for n in members if n.op not in VIEWS] or members
         self.operations = [describe(n) for n in computed]
         loops = step.loops
-        if loops is None:
+        is_view = loops is None and step.results[0].op in VIEWS
+        if is_view:
+            self.kind, self.title = "view", "a view"
+        elif loops is None:
             self.kind, self.title = "eager", "run by the array library"
         else:
             self.kind = loops.kind
@@ -62,7 +65,6 @@ class StepReport:
         self.reads = [(names.get(n, ""), n) for n in dict.fromkeys(arrays)]
         self.writes = [(names.get(n, ""), n) for n in step.results]
         self.why = {n: program.why.get(n, "") for n in step.results}
-        is_view = loops is None and step.results[0].op in VIEWS
         moved = [] if is_view else [n for _, n in (*self.reads, *self.writes)]
         self.n_bytes = sum(map(n_bytes_of, moved))
         self.n_bytes_apart = self.n_bytes if loops is None else sum(map(_bytes_alone, members))
@@ -82,7 +84,8 @@ class StepReport:
         for name, node in self.writes:
             why = f": {self.why[node]}" if self.why[node] else ""
             lines.append(f"  writes {name} {shape_of(node)}{why}")
-        lines.append(f"  moves {moved(self.n_bytes, self.n_bytes_apart, rate)}")
+        if self.kind != "view":
+            lines.append(f"  moves {moved(self.n_bytes, self.n_bytes_apart, rate)}")
         if source and self.source is not None:
             lines += ["", *("    " + line for line in self.source().splitlines()), ""]
         return lines
@@ -101,7 +104,7 @@ class ProgramReport:
         self.n_bytes_apart = sum(s.n_bytes_apart for s in self.steps)
 
     def lines(self, rate: float | None, *, source: bool) -> list[str]:
-        kernels = sum(s.kind != "eager" for s in self.steps)
+        kernels = sum(s.step.loops is not None for s in self.steps)
         inputs = ", ".join(shape_of(n) for n in self.program.graph.inputs)
         lines = [
             f"{self.title}: {kernels} kernel{'s' * (kernels != 1)},"
@@ -449,7 +452,7 @@ def _title(loops: Any) -> str:
         wide = f", {loops.features} features" if loops.features > 1 else ""
         return f"{loops.cols} edges of {loops.rows} rows{wide}"
     passes = sum(bool(phase.body) for phase in loops.phases)
-    what = "rows" if loops.kind == "rows" else "columns"
+    what = ("row" if loops.kind == "rows" else "column") + "s" * (loops.rows != 1)
     return f"{loops.rows} {what} of {loops.cols}, {passes} pass{'es' * (passes != 1)}"
 
 

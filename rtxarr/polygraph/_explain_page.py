@@ -90,7 +90,7 @@ def _with_parts(reports: Sequence[ProgramReport]) -> list[ProgramReport]:
 
 
 def _program(report: ProgramReport, rate: float | None, seconds: Any) -> list[str]:
-    kinds = dict.fromkeys(step.kind for step in report.steps)
+    kinds = dict.fromkeys(step.kind for step in report.steps if step.kind != "view")
     key = "".join(
         f"<span><i style='background:{_COLOURS[k][0]};border-color:{_COLOURS[k][1]}'></i>"
         f"{_WORDS[k]}</span>"
@@ -128,9 +128,10 @@ def _row(step: StepReport, rate: float | None, seconds: Any) -> str:
         f"<td><b>{step.name}</b><br>{html.escape(step.title)}</td>",
         f"<td>{html.escape(_explain.operation_counts(step.operations))}</td>",
         f"<td>{listed(step.writes)}</td>",
-        f"<td class='n'>{_explain.in_bytes(step.n_bytes)}</td>",
-        f"<td class='n'>{_explain.in_bytes(step.n_bytes_apart)}</td>",
-        f"<td class='n'>{_explain.in_time(step.n_bytes / rate) if rate else ''}</td>",
+        f"<td class='n'>{_explain.in_bytes(step.n_bytes) if step.n_bytes else ''}</td>",
+        f"<td class='n'>{_explain.in_bytes(step.n_bytes_apart) if step.n_bytes else ''}</td>",
+        f"<td class='n'>{_explain.in_time(step.n_bytes / rate) if rate and step.n_bytes else ''}"
+        "</td>",
     ]
     if seconds:
         low, middle, high = (
@@ -194,7 +195,7 @@ def _cards(report: ProgramReport, seconds: Any) -> tuple[list[_Card], dict]:
         for n in graph.inputs
         if n in used
     ]
-    cards += [_step_card(step, seconds) for step in report.steps]
+    cards += [_step_card(step, seconds) for step in report.steps if step.kind != "view"]
     for i, node in enumerate(graph.outputs):
         cards.append(_Card("array", [f"result {i}", _explain.shape_of(node)], (node,), ()))
     for number, node in graph.updates:
@@ -271,10 +272,10 @@ def _drawn(card: _Card, x: float, y: float, width: float, height: float) -> str:
 
 
 def _line(points: list[Point], colour: str, *, tip: bool) -> str:
-    """Return a line through points, straight along every second stretch."""
+    """Return a line through the points of a route; see :class:`Layout`."""
     path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
     for k, ((x, y), (u, v)) in enumerate(itertools.pairwise(points)):
-        if k % 2:
+        if k % 2 == 0:
             path += f" L{u:.1f} {v:.1f}"
             continue
         bend = (v - y) / 2

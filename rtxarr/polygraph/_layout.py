@@ -11,7 +11,11 @@ _LINE_WIDTH = 14  # that a line takes where it passes a layer
 
 
 class Layout(NamedTuple):
-    """Corners of the items, points that each line passes, and the size of the whole."""
+    """Corners of the items, points that each line passes, and the size of the whole.
+
+    A line goes straight down from its first point to the second, and from then on along every other
+    stretch.
+    """
 
     corners: dict[Any, Point]
     routes: dict[tuple[Any, Any], list[Point]]
@@ -108,19 +112,32 @@ def _middles(
         for item in row:
             middle[item] = x + size[item][0] / 2
             x += size[item][0] + across
-    for sweep in range(8):
-        near, order = (above, rows) if sweep % 2 == 0 else (below, rows[::-1])
-        for row in order:
+    near = {item: [*above[item], *below[item]] for item in above}
+    for sweep in range(24):
+        for row in rows if sweep % 2 == 0 else rows[::-1]:
             wanted = [_mean([middle[n] for n in near[item]], middle[item]) for item in row]
-            found: list[float] = []
-            for k, x in enumerate(wanted):
-                if k:
-                    apart = (size[row[k - 1]][0] + size[row[k]][0]) / 2 + across
-                    x = max(x, found[-1] + apart)
-                found.append(x)
-            shift = _mean([a - b for a, b in zip(wanted, found, strict=True)], 0.0)
-            middle |= {item: x + shift for item, x in zip(row, found, strict=True)}
+            widths = [size[item][0] for item in row]
+            middle |= dict(zip(row, _spread(wanted, widths, across), strict=True))
     return middle
+
+
+def _spread(wanted: list[float], widths: list[float], across: float) -> list[float]:
+    """Return places that are not too near each other, as near to the wanted ones as can be."""
+    offsets, total = [], 0.0
+    for k, width in enumerate(widths):
+        if k:
+            total += (widths[k - 1] + width) / 2 + across
+        offsets.append(total)
+    # Without the least distances they must not decrease: neighbours that do share their mean.
+    runs: list[tuple[float, int]] = []
+    for x, offset in zip(wanted, offsets, strict=True):
+        mean, n = x - offset, 1
+        while runs and runs[-1][0] > mean:
+            other, m = runs.pop()
+            mean, n = (mean * n + other * m) / (n + m), n + m
+        runs.append((mean, n))
+    flat = [mean for mean, n in runs for _ in range(n)]
+    return [x + offset for x, offset in zip(flat, offsets, strict=True)]
 
 
 def _placed(
@@ -135,12 +152,14 @@ def _placed(
     right = max((middle[i] + size[i][0] / 2 for row in rows for i in row), default=0.0)
     corners: dict[Any, Point] = {}
     heights: dict[Any, float] = {}
+    bottoms: dict[Any, float] = {}  # of their layers
     y = 0.0
     for row in rows:
         height = max(size[i][1] for i in row)
         for item in row:
             corners[item] = middle[item] - size[item][0] / 2 - left, y
             heights[item] = height if isinstance(item, _Pass) else size[item][1]
+            bottoms[item] = y + height
         y += height + between
 
     def end(item: Any, other: Any, others: Sequence[Any], down: bool) -> Point:
@@ -161,6 +180,7 @@ def _placed(
                 x, top = corners[at][0] + _LINE_WIDTH / 2, corners[at][1]
                 points += [(x, top + heights[at]), (x, top)]
                 reader, (at,) = at, above[at]
-            points.append(end(at, reader, below[at], down=True))
+            start = end(at, reader, below[at], down=True)
+            points += [(start[0], bottoms[at]), start]
             routes[at, item] = points[::-1]
     return Layout(corners, routes, right - left, y - between if rows else 0.0)

@@ -176,7 +176,7 @@ def test_layers_stand_below_what_they_read():
         for u, other, v, _ in boxes[:k]:
             assert top != other or x >= u + v + 10 or u >= x + w + 10
     route = found.routes["a", "e"]
-    assert len(route) == 6  # past two layers
+    assert len(route) == 7  # past two layers
     assert [p[1] for p in route] == sorted(p[1] for p in route)
     for x, top, w, h in boxes:  # no line goes through a box
         assert not any(x < a < x + w and top < b < top + h for a, b in route)

@@ -72,7 +72,8 @@ def halves(n: int, most: int, unit: int) -> tuple[list[int], list[int]]:
     Returns where the parts begin, with the end, and the pairs of parts to add, in order; ``unit``
     is in how many elements NumPy goes on.
     """
-    edges, pairs = [0], []
+    edges = [0]
+    pairs: list[int] = []
 
     def visit(start: int, length: int) -> int:
         if length <= most:
@@ -193,6 +194,7 @@ class Planned:
 
     def __init__(self, name: str, op: str, args: tuple, dtype: np.dtype, deps: dict) -> None:
         self.name, self.op, self.args, self.dtype = name, op, args, dtype
+        self.original = args  # before counters were split
         self.deps: dict[str, Planned] = deps
         self.in_row = False
         self.time = (0, 0)  # number of its section, and stage there
@@ -271,7 +273,9 @@ class Plan:
             self.known = {k: v for k, v in self.known.items() if v.in_row}
         for s in _expanded(statements):
             deps = {n: self.known[n] for n in _names(s) if n in self.known}
-            args = tuple(self._rewritten(a) if isinstance(a, Expr) else a for a in s.args)
+            args: tuple[Any, ...] = tuple(
+                self._rewritten(a) if isinstance(a, Expr) else a for a in s.args
+            )
             if s.op == "store":
                 buffer, place, name = args
                 out.stores.append((buffer, place, self.known[name], deps))
