@@ -55,10 +55,8 @@ class Scalar:
         self.value = value
         self.expression = expression
 
-    @property
-    def __class__(self):  # type: ignore[misc]
-        """The type of the number, so that ``isinstance`` tells what it tells of the number."""
-        return type(self.value)
+    # So that ``isinstance`` tells of it what it tells of the number.
+    __class__ = property(lambda self: type(self.value))  # type: ignore[assignment]
 
     def known(self) -> Any:
         """Return the value, which the program then holds for alone."""
