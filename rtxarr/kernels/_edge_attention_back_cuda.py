@@ -39,7 +39,9 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
     exp, n_heads, n_features = arithmetic(dtype).exp, *plan[:2]
     slope_at, keep = leaky(scalar), keeps(from_memory)
     mlp, dot, edge_rows = kind == "mlp", kind == "dot", variant.rows
-    size, unroll, n_items = plan.kept, plan.unroll(1 + dot + edge_rows, dtype), plan.items
+    size, n_items = plan.kept, plan.items
+    # Four more rows are kept in registers for "mlp", which is much where heads are wide.
+    unroll = plan.unroll(1 + dot + edge_rows + (mlp and size > 8), dtype)
     n_own, n_weights, n_keys = (size if wanted else 1 for wanted in (mlp or dot, mlp, dot))
     n_near, n_keys_near = unroll * size, unroll * n_keys
     n_theirs, n_of_theirs = (n_near, size) if edge_rows else (1, 1)
@@ -113,17 +115,22 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
                     at = min(first + u, stop - 1)
                     number = np.int64(ids[at] if numbered else at) * n_heads + head
                     term, of_weight = own_term, zero
+                    for i in range(size):
+                        if dot and edge_rows:
+                            near[u * size + i] += theirs[u * size + i]
+                        of_weight += up[i] * near[u * size + i]
+                    of_weight = total(of_weight)
                     if mlp or dot:
                         for i in range(size):
                             if dot:
                                 if edge_rows:
                                     keys[u * size + i] += theirs[u * size + i]
-                                    near[u * size + i] += theirs[u * size + i]
                                 term += own[i] * keys[u * size + i]
                             else:
                                 x = own[i] + near[u * size + i]
                                 if edge_rows:
                                     x += theirs[u * size + i]
+                                near[u * size + i] = x  # the values are done with
                                 term += weights[i] * (x * slope_at(x, factor))
                         term = total(term)
                         score = term * factor if dot else term
@@ -135,9 +142,6 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
                         if edges:
                             term += load_one(edge, number)[0]
                         score = term * slope_at(term, factor)
-                    for i in range(size):
-                        of_weight += up[i] * near[u * size + i]
-                    of_weight = total(of_weight)
                     kept = one
                     if drops:
                         if keep(number, place, offset, stream, key, threshold):
@@ -151,9 +155,7 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
                         of_score = weight * (of_weight - delta)
                         if mlp:
                             for i in range(size):
-                                x = own[i] + near[u * size + i]
-                                if edge_rows:
-                                    x += theirs[u * size + i]
+                                x = near[u * size + i]
                                 slope = of_score * slope_at(x, factor)
                                 held[i] += slope
                                 part[i] += slope * x
@@ -276,6 +278,7 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
                         if dot:
                             term += x * others[u * size + i]
                         else:
+                            others[u * size + i] = x
                             term += weights[i] * (x * slope_at(x, factor))
                     term = total(term)
                     score = term * factor if dot else term
@@ -305,9 +308,7 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
                     for i in range(size):
                         held[i] += share * near[u * size + i]
                         if mlp:
-                            x = own[i] + others[u * size + i]
-                            if edge_rows:
-                                x += theirs[u * size + i]
+                            x = others[u * size + i]
                             held[i] += weights[i] * (of_score * slope_at(x, factor))
                         elif dot:
                             held_key[i] += of_score * others[u * size + i]
