@@ -112,6 +112,7 @@ def while_loop(go_on: Callable, body: Callable, state: Any) -> Any:
     array([ 81., 162.])
     """
     leaves, structure = flatten((state,))
+    inner = flatten(state)[1]
     if not _traced(leaves):
         return _plain_loop(go_on, body, state)
     if any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
@@ -122,7 +123,7 @@ def while_loop(go_on: Callable, body: Callable, state: Any) -> Any:
     outside = _nodes(leaves)
     test, step = (_Branch(f, structure, leaves, outside) for f in (go_on, body))
     signature = tuple((n.dtype, n.shape) for n in outside)
-    if step.signature != signature or (step.structure,) != structure[2]:
+    if step.signature != signature or step.structure != inner:
         raise TypeError(f"body must give what it gets, {signature}, got {step.signature}")
     if len(test.nodes) != 1 or test.nodes[0].size != 1:
         raise TypeError(f"go_on must give one bool, got {test.signature}")

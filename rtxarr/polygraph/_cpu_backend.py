@@ -79,7 +79,8 @@ def _sizes(loops: Loops) -> tuple[dict[str, int], list[int]]:
     """Return the numbers of ``FIXED``, and a table: see ``_cpu.halves``."""
     lanes = _cpu.TILE_BYTES // max((b.dtype.itemsize for b in loops.buffers), default=1)
     rows, cols, width = loops.rows, loops.cols, 1
-    edges, pairs = [0, cols], []
+    edges = [0, cols]
+    pairs: list[int] = []
     if loops.kind == "map":
         tile, chunk = 1, lanes
     elif loops.kind == "columns":

@@ -173,11 +173,11 @@ def floordiv(x: Expr, divisor: int) -> Expr:
     if parts is not None:
         whole, _ = parts
         return Expr(tuple((a, f // divisor) for a, f in whole.terms), whole.offset // divisor)
-    whole = tuple((a, f // divisor) for a, f in x.terms if f % divisor == 0)
-    if whole:
+    divided = tuple((a, f // divisor) for a, f in x.terms if f % divisor == 0)
+    if divided:
         rest = Expr(tuple((a, f) for a, f in x.terms if f % divisor), x.offset)
         if rest.bounds[0] >= 0:
-            return add(Expr(whole, 0), floordiv(rest, divisor))
+            return add(Expr(divided, 0), floordiv(rest, divisor))
     if len(x.terms) == 1 and not x.offset:
         ((atom, factor),) = x.terms
         common = math.gcd(factor, divisor)

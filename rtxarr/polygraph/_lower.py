@@ -48,7 +48,7 @@ class _Lowering:
     def run(self) -> Loops:
         space = self.group.space
         indptr = None if space.indptr is None else self._buffer(space.indptr)
-        stores = []
+        stores: list[tuple[Buffer, Expr, str]] = []
         for node, place in self.group.outputs.items():
             value = self.emit(node, place, None)
             buffer = Buffer(f"out{len(stores)}", node.dtype, node, is_output=True)

@@ -198,9 +198,10 @@ class Program:
             self._values[step.name] = step.run
             arguments = [self._name(n, step.loops is not None) for n in step.sources]
             if step.run is None:
-                lines.append(f"{self._name(*step.results)} = {self._view(step, *arguments)}")
+                lines.append(f"{self._name(step.results[0])} = {self._view(step, *arguments)}")
             elif step.loops is None:
-                lines.append(f"{self._name(*step.results)} = {step.name}({', '.join(arguments)})")
+                name = self._name(step.results[0])
+                lines.append(f"{name} = {step.name}({', '.join(arguments)})")
             else:
                 for node in step.results:
                     if node in self.in_place:
@@ -225,7 +226,8 @@ class Program:
         if node.op == "permute":
             return f"{source}.transpose({node.attrs[0]})"
         if node.op == "slice":
-            key = _interpret.key_of(*node.attrs, node.shape)
+            starts, steps = node.attrs
+            key = _interpret.key_of(starts, steps, node.shape)
             return f"{source}[{self._refer('key', key)}]"
         broadcast = self._refer("broadcast", _broadcast)
         return f"{broadcast}({source}, {node.shape})"

@@ -142,10 +142,10 @@ def sources_at(node: Node, place: Expr, loaded: Any) -> list[tuple[Node, Expr]]:
     if op == "update":
         x, value = node.src
         starts, steps = node.attrs
-        moved = [
+        moved = tuple(
             ix.floordiv(ix.mul(ix.add(a, ix.number(-start)), 1 if step > 0 else -1), abs(step))
             for a, start, step in zip(axes, starts, steps, strict=True)
-        ]
+        )
         return [(x, place), (value, ix.ravel(moved, value.shape))]
     x, index = node.src
     (axis,) = node.attrs
