@@ -23,7 +23,6 @@ from rtxarr.autograd import Tensor, no_grad
 from rtxarr.autograd._tree import flatten
 from rtxarr.polygraph import _aot_data as data
 from rtxarr.polygraph import _bundle
-from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph._admission import index_buffers
 from rtxarr.polygraph._aot_data import NotSaved
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of
@@ -33,7 +32,6 @@ from rtxarr.polygraph._ir import Graph, Node
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._program import Program, Step
 from rtxarr.polygraph._record import SCALARS, Recording, fetch
-from rtxarr.polygraph._schedule import Group, Space
 from rtxarr.polygraph._trace import Captured, Concretization, ScalarSource
 
 __all__ = ["ArraySpec", "Bundle", "aot"]
@@ -366,10 +364,6 @@ class _Unbuilt:
         }
 
 
-# Of steps that are not scheduled.
-_GROUP = Group(Space("eager", 1, 1, ix.ZERO, ix.ZERO))
-
-
 class _StepByStep(Program):
     """A program that runs one operation of the array library after the other."""
 
@@ -386,7 +380,7 @@ class _StepByStep(Program):
             if node.op not in ("input", "constant", "iota"):
                 parts = [_StepByStep(a, backend) for a in node.attrs if isinstance(a, Graph)]
                 self.parts += parts
-                self.steps.append(Step(f"{node.op}{i}", None, node.src, (node,), _GROUP, None))
+                self.steps.append(Step(f"{node.op}{i}", None, node.src, (node,)))
 
 
 class _Numpy:

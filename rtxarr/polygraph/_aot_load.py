@@ -21,7 +21,6 @@ from rtxarr.autograd._tape import make_tensor, mark_changed
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _aot_data as data
 from rtxarr.polygraph import _bundle
-from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of, read_kind
 from rtxarr.polygraph._bundle import BundleError
@@ -30,7 +29,6 @@ from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
 from rtxarr.polygraph._loops import Buffer, Loops
 from rtxarr.polygraph._program import Program, Step, eager_step
 from rtxarr.polygraph._scalar import NAMES
-from rtxarr.polygraph._schedule import Group, Space
 from rtxarr.polygraph._trace import Captured, ScalarSource, replay
 
 __all__ = ["BundleError", "Loaded", "load"]
@@ -358,10 +356,6 @@ def _array(part: Any, dtype: np.dtype, shape: tuple, strides: list | None) -> np
 # ----------------------------------------------------------------------------------- programs
 
 
-# Of steps that were scheduled when they were saved.
-_GROUP = Group(Space("eager", 1, 1, ix.ZERO, ix.ZERO))
-
-
 class _LoadedProgram(Program):
     """A program made of data."""
 
@@ -437,7 +431,7 @@ class _LoadedProgram(Program):
             if not made.issuperset(sources) or not made.isdisjoint(results):
                 raise ValueError(f"steps out of order, at {name}")
             made.update(results)
-            steps.append(Step(name, run, sources, results, _GROUP, loops))
+            steps.append(Step(name, run, sources, results, loops))
         if not made.issuperset(self.graph.roots):
             raise ValueError("a program that does not compute its results")
         return steps

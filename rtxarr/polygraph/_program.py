@@ -21,22 +21,23 @@ from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._lower import lower
 from rtxarr.polygraph._passes import simplify
-from rtxarr.polygraph._schedule import Group, Scheduler
+from rtxarr.polygraph._schedule import EAGER, Group, Scheduler
 
 
 class Step(NamedTuple):
     """A kernel, or (``loops`` is None) an operation that the interpreter runs.
 
     ``run`` takes the arrays of ``sources`` and, for a kernel, of ``results``; ``name`` is its name
-    in the program's text. A view is part of the text, and ``run`` None.
+    in the program's text. A view is part of the text, and ``run`` None. ``group`` is empty for a
+    step that was not scheduled here.
     """
 
     name: str
     run: Callable | None
     sources: tuple[Node, ...]
     results: tuple[Node, ...]
-    group: Group
-    loops: Loops | None
+    loops: Loops | None = None
+    group: Group = Group(EAGER)
 
 
 class Program:
@@ -154,12 +155,12 @@ class Program:
                     run = None  # it is written out
                 else:
                     run = eager_step(node, contiguous=node in read_by_kernels)
-                steps.append(Step(f"{node.op}{i}", run, node.src, results, group, None))
+                steps.append(Step(f"{node.op}{i}", run, node.src, results, None, group))
                 continue
             loops = lower(group, self._strides, self.graph.scalars)
             sources = tuple(b.node for b in loops.buffers if not b.is_output)
             run = self.backend.build(loops)
-            steps.append(Step(f"kernel{i}", run, sources, results, group, loops))
+            steps.append(Step(f"kernel{i}", run, sources, results, loops, group))
         return steps
 
     def control_step(self, node: Node, parts: list[Program]) -> Callable:

@@ -59,6 +59,10 @@ class Space(NamedTuple):
     counter: Expr = ix.ZERO
 
 
+# Of a node that the interpreter runs.
+EAGER = Space("eager", 1, 1, ix.ZERO, ix.ZERO)
+
+
 @dataclass(eq=False)
 class Group:
     """Nodes that one kernel computes, or (``kind`` "eager") a node that the interpreter runs.
@@ -287,8 +291,7 @@ class Scheduler:
 
     def _eager(self, node: Node) -> None:
         """Let the interpreter run a node, on arrays in memory."""
-        space = Space("eager", 1, 1, ix.ZERO, ix.ZERO)
-        group = Group(space, outputs={node: ix.ZERO}, members={node}, need={node: set()})
+        group = Group(EAGER, outputs={node: ix.ZERO}, members={node}, need={node: set()})
         self.groups.append(group)
         self.owner[node] = group
         for source in node.src:
