@@ -190,7 +190,7 @@ def _edge_values(rng, kind: str, dtype: np.dtype, shape: tuple, share: float) ->
 # ------------------------------------------------------------------------------ guarded memory
 
 
-def _bytes_of(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
+def bytes_of(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
     """Return how many bytes an array takes, and the place of its first element among them."""
     if 0 in shape:
         return 0, 0
@@ -213,7 +213,7 @@ def _blocks(arrays: Sequence[Any], shift: int, fill: int) -> tuple[list[Any], li
     """Return for each array memory filled with a byte, and an array of its strides therein."""
     blocks, places = [], []
     for x in arrays:
-        size, first = _bytes_of(x.shape, x.strides, x.dtype.itemsize)
+        size, first = bytes_of(x.shape, x.strides, x.dtype.itemsize)
         block = namespace(x).full(2 * MARGIN + size + 2 * _LINE, fill, dtype=np.uint8)
         begin = _address(block) + MARGIN
         begin += -begin % _LINE + shift * x.dtype.itemsize - _address(block)
@@ -278,7 +278,7 @@ def _set_up(loops: Loops, case: Case, fill: int, shift: int) -> tuple:
         block, x = block_of[i], at[i]
         part = None
         if id(block) in written:
-            size, first = _bytes_of(x.shape, x.strides, x.dtype.itemsize)
+            size, first = bytes_of(x.shape, x.strides, x.dtype.itemsize)
             begin = _address(x) - first - _address(block)
             part = slice(begin, begin + size)
         checks.append((loops.buffers[i].name, block, xp.asarray(block, copy=True), part))

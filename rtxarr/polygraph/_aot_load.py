@@ -17,19 +17,22 @@ import numpy as np
 
 import rtxarr
 from rtxarr import _device
-from rtxarr.autograd._tape import make_tensor, mark_changed
+from rtxarr.autograd._tape import mark_changed
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _aot_data as data
 from rtxarr.polygraph import _bundle
 from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._admission import bytes_of
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of, read_kind
 from rtxarr.polygraph._bundle import BundleError
-from rtxarr.polygraph._interpret import _RULES
+from rtxarr.polygraph._fuse import result_words
+from rtxarr.polygraph._interpret import RULES
 from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
 from rtxarr.polygraph._loops import Buffer, Loops
 from rtxarr.polygraph._program import Program, Step, eager_step
+from rtxarr.polygraph._record import Output
 from rtxarr.polygraph._scalar import NAMES
-from rtxarr.polygraph._trace import Captured, ScalarSource, replay
+from rtxarr.polygraph._trace import Captured, ScalarSource
 
 __all__ = ["BundleError", "Loaded", "load"]
 
@@ -212,7 +215,7 @@ class _Case:
             raise ValueError("results that do not fit their containers")
         names: dict[str, Any] = {**NAMES, "MISS": _MISS, "OVERLAP": _OVERLAP, "xp": maker.xp}
         lines = ["def run(L):", *self._arguments(sources, guards, numbers, names, maker.xp)]
-        words = [self._word(k, o, names, maker.xp) for k, o in enumerate(outputs)]
+        words = result_words(outputs, names, maker.xp)
         names["result"] = functools.partial(unflatten, result)
         names["program"] = self.program.run
         lines += [f"    return result([{', '.join(words)}])", ""]
@@ -255,33 +258,6 @@ class _Case:
                 lines.append(f"    changed(L[{sources[i]}])")
         return lines
 
-    def _word(self, k: int, o: dict, names: dict, xp: Any) -> str:
-        """Return the text of one leaf of the result."""
-        kind, source = o["kind"], o["source"]
-        if kind == "scalar":
-            return f"({source})"
-        if kind == "leaf":
-            return f"L[{source}]"
-        if kind == "plain":
-            names[f"p{k}"] = source
-            return f"p{k}"
-        word = f"r[{source}]" if kind == "root" else f"x{source}"
-        if o["apart"] is not None:
-            from rtxarr.polygraph._record import own
-
-            names["own"] = functools.partial(own, xp)
-            others = [f"r[{i}]" if where == "r" else f"x{i}" for where, i in o["apart"]]
-            word = f"own({', '.join([word, *others])})"
-        if o["steps"]:
-            names["replay"], names[f"s{k}"] = replay, o["steps"]
-            word = f"replay(s{k}, {word}, xp)"
-        elif o["scalar"]:
-            word = f"{word}[()]"
-        if o["tensor"]:
-            names["tensor"] = make_tensor
-            word = f"tensor({word}, None, 0, None)"
-        return word
-
     def __str__(self) -> str:
         return ", ".join(map(str, self.kinds))
 
@@ -312,7 +288,7 @@ class _Case:
         if (dtype, shape) != (node.dtype, node.shape):
             raise ValueError(f"an input {node} that is given {dtype}{shape}")
 
-    def _output(self, o: dict, n: int) -> dict:
+    def _output(self, o: dict, n: int) -> Output:
         """Return how one leaf of the result is made, checked."""
         kind, source = o["kind"], o["source"]
         graph = self.program.graph
@@ -332,7 +308,7 @@ class _Case:
             apart = [(where, data.index_of(i, sizes[where])) for where, i in apart]
         steps = tuple([data.decode_view(s) for s in o["steps"]])
         flags = {flag: bool(o[flag]) for flag in ("tensor", "scalar")}
-        return {"kind": kind, "source": source, "steps": steps, "apart": apart, **flags}
+        return Output(kind, source, steps, apart=apart, **flags)
 
 
 def _array(part: Any, dtype: np.dtype, shape: tuple, strides: list | None) -> np.ndarray:
@@ -340,12 +316,10 @@ def _array(part: Any, dtype: np.dtype, shape: tuple, strides: list | None) -> np
     values = np.frombuffer(part, dtype).reshape(shape)
     if strides is None:
         return values.copy()
-    from rtxarr.polygraph._admission import _bytes_of
-
     steps = tuple(map(int, strides))
     if len(steps) != len(shape):
         raise ValueError("an array with other strides than axes")
-    size, first = _bytes_of(shape, steps, dtype.itemsize)
+    size, first = bytes_of(shape, steps, dtype.itemsize)
     if size > values.nbytes + 4096 * max(values.nbytes, 1):
         raise ValueError("an array that is spread too far")
     out = np.ndarray(shape, dtype, buffer=bytearray(size), offset=first, strides=steps)
@@ -402,7 +376,7 @@ class _LoadedProgram(Program):
             return ir.make("result", (), (i,), dtype, data.shape_of(shape))
         if op == "input":
             return ir.input_node(data.index_of(attrs[0], n_inputs), dtype, data.shape_of(shape))
-        if op not in _RULES and op not in CONTROL:
+        if op not in RULES and op not in CONTROL:
             raise ValueError(f"not an operation: {op!r}")
         data.check_attrs(op, attrs)
         return ir.make(op, src, (*graphs, *attrs), dtype, data.shape_of(shape))

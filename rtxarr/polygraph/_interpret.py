@@ -34,7 +34,7 @@ def evaluate(node: Node, sources: Sequence[Any], xp: Any) -> Any:
         It may share memory with the sources, which are left alone.
     """
     with np.errstate(all="ignore"):
-        out = _rule(node.op)(xp, node, *sources)
+        out = RULES[node.op](xp, node, *sources)
     if isinstance(out, np.generic):
         out = np.asarray(out)
     if node.dtype is not None and out.dtype != node.dtype:  # CuPy gives float32 for bfloat16
@@ -297,7 +297,7 @@ def scan_rows(step, operands, outs, n_state, n_inputs):
     return (*state, *outs)
 
 
-_RULES: dict[str, Callable] = {
+RULES: dict[str, Callable] = {
     **dict.fromkeys(MAPS, _map),
     **dict.fromkeys(REDUCES, _reduce),
     **dict.fromkeys(SCANS, _scan),
@@ -327,10 +327,3 @@ _RULES: dict[str, Callable] = {
     "scan": _scan_rows,
     "item": _item,
 }
-
-
-def _rule(op: str) -> Callable:
-    try:
-        return _RULES[op]
-    except KeyError:
-        raise ValueError(f"no definition of the operation {op!r}") from None
