@@ -291,21 +291,7 @@ class _Branch:
 
     def graph(self, free: Sequence[Node]) -> Graph:
         """Return the graph on the operands and ``free``, in this order."""
-        outer = [*self.places, *free]
-        inputs = [ir.input_node(i, n.dtype, n.shape) for i, n in enumerate(outer)]
-        new = dict(zip(outer, inputs, strict=True))
-        stack = [(n, False) for n in self.nodes]
-        while stack:
-            node, ready = stack.pop()
-            if node in new:
-                continue
-            if ready:
-                sources = [new[s] for s in node.src]
-                new[node] = ir.make(node.op, sources, node.attrs, node.dtype, node.shape)
-            else:
-                stack.append((node, True))
-                stack.extend((s, False) for s in node.src)
-        return Graph(inputs, [new[n] for n in self.nodes])
+        return Graph(*ir.cut([*self.places, *free], self.nodes))
 
 
 def _traced(leaves: Iterable[Any]) -> bool:

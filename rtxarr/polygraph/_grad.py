@@ -291,7 +291,7 @@ class _Backward:
         extra = {n: len(outputs) + i for i, n in enumerate(self.kept)}
         self.kept_places = [places[n] if n in places else extra[n] for n in self._kept_nodes]
         self.kept_results = [x.data._cell.node in kept for x in self._results]
-        used = [n for n in _above(roots, set(kept)) if n.op == "input"]
+        used = [n for n in _ir.topological(roots, kept) if n.op == "input"]
         self.used_inputs = sorted(n.attrs[0] for n in used if n in inputs)
         self._full = found
 
@@ -353,9 +353,9 @@ class _Backward:
         given += [x.node for x, h in zip(self._mask_inputs, how, strict=True) if h == 2]
         leaves = [*self._kept_nodes, *used, *given]
         roots = [n for n in found if n is not None]
-        if any(n.op == "input" and n not in leaves for n in _above(roots, set(leaves))):
+        if any(n.op == "input" and n not in leaves for n in _ir.topological(roots, leaves)):
             raise AssertionError("a backward pass uses what was not kept")
-        inputs, roots = cut_above(leaves, roots)
+        inputs, roots = _ir.cut(leaves, roots)
         first = len(self._kept_nodes)
         places = {number: first + i for i, number in enumerate(self.used_inputs)}
         seen: Any = _BackwardTrace(trace, inputs, places)
@@ -413,39 +413,6 @@ def pull(
         results, inputs, grads, [masks[i] for i in there], create_graph=True
     )
     return (*found, *passed)
-
-
-def _above(roots: Sequence[_ir.Node], leaves: set[_ir.Node]) -> list[_ir.Node]:
-    """Return the nodes that ``roots`` need above ``leaves``, these included."""
-    seen: dict[_ir.Node, None] = {}
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen[node] = None
-            if node not in leaves:
-                stack.extend(node.src)
-    return list(seen)
-
-
-def cut_above(
-    leaves: Sequence[_ir.Node], roots: Sequence[_ir.Node]
-) -> tuple[list[_ir.Node], list[_ir.Node]]:
-    """Return new inputs in place of ``leaves``, and ``roots`` on these."""
-    inputs = [_ir.input_node(i, n.dtype, n.shape) for i, n in enumerate(leaves)]
-    new = dict(zip(leaves, inputs, strict=True))
-    stack = [(root, False) for root in roots]
-    while stack:
-        node, ready = stack.pop()
-        if node in new:
-            continue
-        if ready:
-            sources = [new[s] for s in node.src]
-            new[node] = _ir.make(node.op, sources, node.attrs, node.dtype, node.shape)
-        else:
-            stack.append((node, True))
-            stack.extend((s, False) for s in node.src)
-    return inputs, [new[root] for root in roots]
 
 
 class _BackwardTrace:

@@ -383,9 +383,12 @@ class Graph:
         return topological(self.roots)
 
 
-def topological(roots: Iterable[Node]) -> list[Node]:
-    """Return the nodes that ``roots`` need, sources first, each once; the order is fixed."""
-    order: dict[Node, None] = {}
+def topological(roots: Iterable[Node], leaves: Iterable[Node] = ()) -> list[Node]:
+    """Return the nodes that ``roots`` need, sources first, each once; the order is fixed.
+
+    ``leaves`` come first, and what only they need is left out.
+    """
+    order: dict[Node, None] = dict.fromkeys(leaves)
     for root in roots:
         stack = [(root, False)]
         while stack:
@@ -398,6 +401,16 @@ def topological(roots: Iterable[Node]) -> list[Node]:
                 stack.append((node, True))
                 stack.extend((s, False) for s in reversed(node.src) if s not in order)
     return list(order)
+
+
+def cut(leaves: Sequence[Node], roots: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """Return new inputs in place of ``leaves``, and ``roots`` on these."""
+    inputs = [input_node(i, n.dtype, n.shape) for i, n in enumerate(leaves)]
+    new = dict(zip(leaves, inputs, strict=True))
+    for node in topological(roots, new)[len(new) :]:
+        sources = [new[s] for s in node.src]
+        new[node] = make(node.op, sources, node.attrs, node.dtype, node.shape)
+    return inputs, [new[root] for root in roots]
 
 
 def text(graph: Graph) -> str:
