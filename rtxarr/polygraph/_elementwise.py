@@ -76,6 +76,10 @@ def as_array(x: Any, dtype: Any = None) -> Tracer:
     if isinstance(x, Tracer):
         return x if dtype is None else cast(x, dtype)
     if isinstance(x, Scalar):
+        if dtype is None and type(x.value) is int:  # which of NumPy's types holds it
+            limits = "-9223372036854775808", "9223372036854775807"
+            held = -(2**63) <= x.value < 2**63
+            current().guards.append((f"({limits[0]} <= {x.expression} <= {limits[1]})", held))
         dtype = _default(x) if dtype is None else np.dtype(dtype)
         return current().fresh_array(operand(x, dtype))
     if isinstance(x, (list, tuple)):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import sys
 import threading
 import types
 import warnings
@@ -392,7 +394,45 @@ def _kind(x: Any) -> Any:
             _OF_GPU.add(kind)
             return x.device.id, x.dtype, x.shape, x.strides
         raise TypeError(f"arrays must be NumPy's or CuPy's, got {kind.__name__}")
-    return kind, x
+    return _static(x)
+
+
+def _static(x: Any) -> Any:
+    """Return a key that tells objects apart where a function may: 1, 1.0 and True are three."""
+    kind = type(x)
+    if kind in SCALARS or isinstance(x, np.generic):
+        return kind, repr(x)
+    if kind is frozenset or kind is tuple:
+        return kind, kind(map(_static, x))
+    if kind is slice:
+        return kind, _static(x.start), _static(x.stop), _static(x.step)
+    if dataclasses.is_dataclass(x) and kind.__dataclass_params__.frozen:
+        return kind, *[_static(getattr(x, field.name)) for field in dataclasses.fields(x)]
+    hash(x)
+    if (
+        kind in (str, bytes, bool)
+        or kind.__eq__ is object.__eq__
+        or isinstance(x, (type, np.dtype))
+    ):
+        return kind, x
+    if kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+        return kind, x, repr(x)
+    return kind, _Same(x)
+
+
+class _Same:
+    """A key that is equal to that of the same object alone."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __hash__(self) -> int:
+        return id(self.x)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.x is other.x
 
 
 def _namespace_of(leaves: Sequence) -> Any:
@@ -456,12 +496,14 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
     """Return the text of a call up to the program's result ``r``, and the names it uses."""
     trace, around = recording.trace, recording.surroundings
     names: dict[str, Any] = {**NAMES, "MISS": _MISS, "EAGER": _EAGER, "like": _like}
+    names["shape_of"] = _shape_of
     lines = ["def run(L):"]
     if around.has_any:
         names["hold"] = around.hold
         lines.append("    if not hold(): return MISS")
     if recording.scalars:
         lines.append(f"    a = {''.join(f'L[{i}], ' for i in recording.scalars)}")
+    first = len(lines)
     for k, (expression, value) in enumerate(trace.guards):
         names[f"g{k}"] = value
         if value != value:
@@ -472,18 +514,25 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
             test = f"    if {expression} != g{k}: return MISS"
         if test not in lines:
             lines.append(test)
+    for i, source in enumerate(trace.sources):
+        if isinstance(source, ScalarSource):
+            names[f"d{i}"] = source.dtype.type
+            lines.append(f"    x{i} = d{i}({source.expression})")
+    if lines[first:]:  # errors are the function's to raise, if they are errors to it
+        inner = [f"    {line}" for line in lines[first:]]
+        lines[first:] = ["    try:", *inner, "    except Exception: return EAGER"]
     places = []
     for i, source in enumerate(trace.sources):
         if isinstance(source, Place):  # last, when it is certain that the program will run
             names[f"reserve{i}"] = source.reserve
             places.append(f"    x{i} = reserve{i}()")
-        elif isinstance(source, ScalarSource):
-            names[f"d{i}"] = source.dtype.type
-            lines.append(f"    x{i} = d{i}({source.expression})")
         elif isinstance(source, Captured):
             names[f"c{i}"] = source.array
             if source.holder is None:
                 lines.append(f"    x{i} = c{i}")
+                if not isinstance(source.array, np.generic):
+                    names[f"m{i}"] = _shape_of(source.array)  # which may be set
+                    lines.append(f"    if shape_of(x{i}) != m{i}: return MISS")
                 continue
             names[f"h{i}"] = source.holder
             tracked = "is not" if source.holder.node is not None else "is"
@@ -492,7 +541,7 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
             lines.append(f"        if not like(x{i}, c{i}): return MISS")
             lines.append("        moved = True")
             lines.append(f"    if not (h{i}.node {tracked} None): return MISS")
-        else:
+        elif not isinstance(source, ScalarSource):
             data = ".data" if isinstance(leaves[source], Tensor) else ""
             lines.append(f"    x{i} = L[{source}]{data}")
     arguments = [f"x{i}" for i in range(len(trace.sources))]
@@ -500,6 +549,8 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
     written = [number for number, _ in updates]
     if updates:
         lines.insert(1, "    moved = False")
+        if trace.on_numpy:
+            lines += [f"    if not x{i}.flags.writeable: return EAGER" for i in written]
         lines += _overlap_lines(trace, written, arrays, names)
     lines += [*places, f"    r = program({', '.join(arguments)})"]
     tensors = tensors_of(trace, leaves, written)
@@ -534,6 +585,11 @@ def _overlap_lines(trace: Any, written: list[int], arrays: list[int], names: dic
         return [*lines, "    return EAGER"]
     tests = " or ".join(f"overlap(x{a}, x{b})" for a, b in fixed)
     return [*lines, f"    if moved and ({tests}): return EAGER"] if fixed else lines
+
+
+def _shape_of(x: Any) -> tuple:
+    """Return what of an array may be set: its shape, dtype and strides."""
+    return x.shape, x.dtype, x.strides
 
 
 def _overlaps(a: Any, b: Any) -> bool:

@@ -45,6 +45,18 @@ def _operator(function: Any) -> tuple:
     return forward, reflected, in_place
 
 
+def _comparison(function: Any) -> Any:
+    forward, _, _ = _operator(function)
+
+    def compare(self, other):
+        out = forward(self, other)
+        if out is NotImplemented and not _is_tensor(other):
+            raise concretization(f"a comparison with a {type(other).__name__}")
+        return out
+
+    return compare
+
+
 def store(out: Tracer, value: Any) -> Tracer:
     """Write a result into an array that was given for it, if its kind may be cast to that."""
     value = as_array(value)
@@ -97,7 +109,7 @@ for _name, _ufunc in {
     "gt": np.greater,
     "ge": np.greater_equal,
 }.items():
-    setattr(Tracer, f"__{_name}__", _operator(_of(_ufunc))[0])
+    setattr(Tracer, f"__{_name}__", _comparison(_of(_ufunc)))
 for _name, _one in {
     "neg": np.negative,
     "pos": np.positive,
@@ -141,6 +153,7 @@ def _bool(self):
 
 
 def _represent(self):
+    self._cell.trace.notes["text"] = True  # which must not be among the results
     return f"Tracer({self.dtype}, shape={self.shape})"
 
 
@@ -351,8 +364,8 @@ for _name, _function in {
     "argsort": lambda self, axis=-1, **options: namespace.argsort(self, axis=axis),
     "astype": _astype,
     "clip": _clip,
-    "conj": lambda self: elementwise(np.conjugate, self),
-    "conjugate": lambda self: elementwise(np.conjugate, self),
+    "conj": lambda self: elementwise(np.conjugate, self) if self.dtype.kind == "c" else self,
+    "conjugate": lambda self: elementwise(np.conjugate, self) if self.dtype.kind == "c" else self,
     "copy": lambda self, order="C": self.snapshot(),
     "__copy__": lambda self: self.snapshot(),
     "__deepcopy__": lambda self, memo: self.snapshot(),
@@ -365,7 +378,7 @@ for _name, _function in {
     "reshape": _reshape,
     "round": _round,
     "sort": _sort,
-    "squeeze": lambda self, axis=None: namespace.squeeze(self, axis),
+    "squeeze": lambda self, axis=None: namespace.squeeze(self, axis) if 1 in self.shape else self,
     "swapaxes": lambda self, a, b: namespace.swapaxes(self, a, b),
     "take": _take,
     "to_device": _to_device,

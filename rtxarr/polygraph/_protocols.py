@@ -123,10 +123,11 @@ def _ufunc_reduce(ufunc, inputs, outs, mask, dtype, kwargs):
 def clip(x: Any, low: Any = None, high: Any = None) -> Tracer:
     """Limit elements as ``np.clip`` does, in the common dtype."""
     x = as_array(x)
-    if low is not None:
-        x = elementwise(np.maximum, x, low)
-    if high is not None:
-        x = elementwise(np.minimum, x, high)
+    for bound, larger, beyond in ((low, np.maximum, np.less), (high, np.minimum, np.greater)):
+        if bound is not None:
+            zero = x.dtype.kind == "f" and np.isscalar(bound) and bool(bound == 0)
+            # Which of 0.0 and -0.0 is there stays, where the bound is one number.
+            x = where(beyond(x, bound), bound, x) if zero else larger(x, bound)
     return x
 
 
@@ -247,16 +248,21 @@ def _sort(x, axis=-1, kind=None, order=None, *, stable=None):
     return _namespace().sort(x.ravel() if axis is None else x, axis=-1 if axis is None else axis)
 
 
-def _concatenate(arrays, axis=0, out=None, dtype=None, casting="same_kind"):
-    result = _namespace().concat(list(arrays), axis=axis)
-    result = result if dtype is None else cast(result, dtype)
+def _joined(result, out, dtype, casting):
+    """Return arrays put together, in the dtype and place asked for."""
+    if casting != "same_kind":
+        raise concretization(f"casting={casting!r}")
+    if dtype is not None:
+        result = as_array(result).astype(dtype, casting=casting)
     return result if out is None else _stored(out, result)
+
+
+def _concatenate(arrays, axis=0, out=None, dtype=None, casting="same_kind"):
+    return _joined(_namespace().concat(list(arrays), axis=axis), out, dtype, casting)
 
 
 def _stack(arrays, axis=0, out=None, dtype=None, casting="same_kind"):
-    result = _namespace().stack(list(arrays), axis=axis)
-    result = result if dtype is None else cast(result, dtype)
-    return result if out is None else _stored(out, result)
+    return _joined(_namespace().stack(list(arrays), axis=axis), out, dtype, casting)
 
 
 def _with_ndim(x, ndim):
@@ -264,13 +270,20 @@ def _with_ndim(x, ndim):
     return x if x.ndim >= ndim else x.reshaped((1,) * (ndim - x.ndim) + x.shape)
 
 
-def _vstack(arrays, **options):
-    return _namespace().concat([_with_ndim(a, 2) for a in arrays], axis=0)
+def _vstack(arrays, *, dtype=None, casting="same_kind"):
+    result = _namespace().concat([_with_ndim(a, 2) for a in arrays], axis=0)
+    return _joined(result, None, dtype, casting)
 
 
-def _hstack(arrays, **options):
+def _hstack(arrays, *, dtype=None, casting="same_kind"):
     found = [_with_ndim(a, 1) for a in arrays]
-    return _namespace().concat(found, axis=0 if found[0].ndim == 1 else 1)
+    result = _namespace().concat(found, axis=0 if found[0].ndim == 1 else 1)
+    return _joined(result, None, dtype, casting)
+
+
+def _outer(a, b, out=None):
+    result = _namespace().linalg.outer(as_array(a).ravel(), as_array(b).ravel())
+    return result if out is None else _stored(out, result)
 
 
 def _pad(x, pad_width, mode="constant", constant_values=0):
@@ -286,6 +299,11 @@ def _pad(x, pad_width, mode="constant", constant_values=0):
 
 def _copyto(dst, src, casting="same_kind", where=True):
     target = as_array(dst)
+    source = tensor_of(src)
+    if isinstance(source, Tracer) and not np.can_cast(source.dtype, target.dtype, casting):
+        raise TypeError(f"cannot cast {source.dtype} to {target.dtype} by the rule {casting!r}")
+    if not isinstance(source, Tracer) and casting != "same_kind":
+        raise concretization(f"np.copyto(casting={casting!r})")
     target[...] = src if where is True else _where(where, src, target)
 
 
@@ -316,7 +334,8 @@ def _einsum(*operands, **options):
         v not in (None, False, "K") for v in options.values()
     ):
         raise concretization("np.einsum in another form than a text and arrays")
-    return einsum(*operands)
+    result = einsum(*operands)
+    return result[()] if result.ndim == 0 else result
 
 
 def _nan_to_num(x, copy=True, nan=0.0, posinf=None, neginf=None):
@@ -328,7 +347,8 @@ def _nan_to_num(x, copy=True, nan=0.0, posinf=None, neginf=None):
     above = limits.max if posinf is None else posinf
     below = limits.min if neginf is None else neginf
     out = where(elementwise(np.equal, x, np.inf), x.dtype.type(above), out)
-    return where(elementwise(np.equal, x, -np.inf), x.dtype.type(below), out)
+    out = where(elementwise(np.equal, x, -np.inf), x.dtype.type(below), out)
+    return out if copy else _stored(x, out)
 
 
 @functools.cache
@@ -374,9 +394,7 @@ def _handlers() -> dict[Callable, Callable]:
         ),
         np.atleast_1d: lambda *xs: _several([_with_ndim(x, 1) for x in xs]),
         np.atleast_2d: lambda *xs: _several([_with_ndim(x, 2) for x in xs]),
-        np.outer: lambda a, b, out=None: _namespace().linalg.outer(
-            as_array(a).ravel(), as_array(b).ravel()
-        ),
+        np.outer: _outer,
     }
     for name in """
         sum prod mean max min all any argmax argmin var std cumsum cumprod ravel reshape transpose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import enum
 import threading
@@ -106,6 +107,7 @@ class Recording:
         self.roots: list[Tensor] = []
         self.scalars: list[int] = []  # places of the numbers among the leaves
         self._lifted: dict[int, tuple[Any, Tensor]] = {}
+        _refuse_kinds(structure)
         with trace, _tracing(self):
             args, kwargs = unflatten(
                 structure, [self._leaf(i, x, plain) for i, x in enumerate(leaves)]
@@ -130,6 +132,7 @@ class Recording:
             trace.check_made()
             self._known = set(map(id, (*leaves, *self.surroundings.found())))
             self.result, self.structure = flatten(result)
+            _refuse_kinds(self.structure)
             self._finished()
 
     def _answering(self) -> contextlib.AbstractContextManager:
@@ -251,6 +254,8 @@ class Recording:
             if not _device.is_array(data) or isinstance(data, np.generic):
                 if not _is_fixed(data) and id(data) not in self._known:
                     raise Concretization(f"it gives a {type(data).__name__} that it made")
+                if isinstance(data, str) and "text" in self.trace.notes:
+                    raise Concretization("it gives a text, having written an array as one")
                 return Output("plain", data)
             data = self.trace.capture(data)
         cell = data._cell
@@ -341,6 +346,21 @@ def _is_fixed(x: Any) -> bool:
     if isinstance(x, types.BuiltinFunctionType):
         return isinstance(x.__self__, types.ModuleType)
     return is_plain(x) or isinstance(x, (type, types.ModuleType, enum.Enum, np.ufunc))
+
+
+_KINDS = dict, list, tuple, collections.OrderedDict
+
+
+def _refuse_kinds(structure: Any) -> None:
+    """Refuse containers that may be more than their parts."""
+    if structure is not None:
+        kind, _, parts = structure
+        if kind not in _KINDS and not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+            raise Concretization(
+                f"it takes or gives a {kind.__name__}, which is no plain container"
+            )
+        for part in parts:
+            _refuse_kinds(part)
 
 
 def _is_value(x: Any) -> bool:

@@ -195,6 +195,9 @@ class Trace:
         return Tracer(cell)
 
     def _new_input(self, source, dtype, shape):
+        kind = np.dtype(dtype)
+        if kind.kind in "OSUMm" or kind.names is not None or not kind.isnative:
+            raise Concretization(f"it takes or finds an array of dtype {kind}")
         node = _ir.input_node(len(self.inputs), dtype, shape)
         self.inputs.append(node)
         self.sources.append(source)
@@ -438,13 +441,31 @@ class Tracer:
     __slots__ = ("_cell", "_steps", "_look", "shape", "dtype", "_known", "__weakref__")
     __array_priority__ = 2000
     __rtxarr_tracer__ = True  # see rtxarr._device
-    __hash__ = object.__hash__
+
+    def __hash__(self) -> int:
+        if not sys._getframe(1).f_code.co_filename.startswith(_PACKAGES):
+            raise concretization("hash()")
+        return object.__hash__(self)
 
     if TYPE_CHECKING:  # what _methods attaches
 
         def __getattr__(self, name: str) -> Any: ...
         def __getitem__(self, key: Any) -> Tracer: ...
         def __setitem__(self, key: Any, value: Any) -> None: ...
+
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in ("shape", "dtype"):
+                name_of_file = sys._getframe(1).f_code.co_filename
+                if not name_of_file.startswith(_PACKAGES):
+                    raise concretization(f"setting .{name}")
+            object.__setattr__(self, name, value)
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_") and hasattr(np.ndarray, name):
+                raise concretization(f".{name}")
+            raise AttributeError(f"an array of a traced function has no attribute {name!r}")
 
     def __init__(self, cell: Cell, steps: tuple = (), look: np.ndarray | None = None) -> None:
         self._cell = cell
@@ -489,8 +510,23 @@ class Tracer:
         cell = self._cell
         return not self.shape and not self._steps and cell.is_scalar and cell.trace.on_numpy
 
-    # What owns its memory, as NumPy's arrays say it of views.
-    base = property(lambda self: self._cell)
+    @property
+    def __class__(self):
+        """What ``isinstance`` finds: to programs of others, the type of the array."""
+        name = sys._getframe(1).f_code.co_filename
+        if name.startswith(_PACKAGES):
+            return Tracer
+        if self._cell.trace.on_numpy:
+            return self.dtype.type if self.is_scalar else np.ndarray
+        return sys.modules["cupy"].ndarray
+
+    @property
+    def base(self) -> Any:
+        """What owns its memory, as NumPy's arrays say it of views; to the library alone."""
+        if not sys._getframe(1).f_code.co_filename.startswith(_PACKAGES):
+            raise concretization(".base")
+        return self._cell
+
     strides = property(lambda self: self.look.strides)
 
     def view_by(self, step: Any, look: np.ndarray) -> Tracer:

@@ -3,6 +3,9 @@
 import argparse
 import collections
 import copy
+import dataclasses
+import decimal
+import enum
 import itertools
 import operator
 import random
@@ -354,3 +357,158 @@ def test_the_generators_of_numpy_and_python_draw_what_they_would():
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
+
+
+# ---------------------------------------------------------------------------------- arguments
+
+
+def agrees(f, *calls, eager=None):
+    """Compare calls of one fused function with those of the function; also what they raise."""
+    fused = fuse(f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for args in calls:
+            mine, theirs = copy.deepcopy((args, args))
+            got, want = outcome(fused, theirs), outcome(f, mine)
+            assert_same((got, theirs), (want, mine))
+    if eager is not None:
+        assert fused.n_eager == eager, fused.reasons
+
+
+def outcome(f, args):
+    try:
+        return f(*args)
+    except Exception as error:
+        return type(error).__name__
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    value: object
+    hidden: object = dataclasses.field(default=1, compare=False)
+
+
+class Chosen(enum.Enum):
+    one, two = 1, 2
+
+
+def test_arguments_that_are_equal_and_are_not_the_same():
+    numbers = np.arange(3)
+    options = [Options(1), Options(True), Options(1.0), Options(1, 2), Options(np.float64(1))]
+    agrees(lambda x, o: x * o.value * o.hidden, *[(numbers, o) for o in options], eager=0)
+    sets = [frozenset([1]), frozenset([1.0])]
+    agrees(lambda x, s: x * next(iter(s)), *[(numbers, s) for s in sets], eager=0)
+    halves = [decimal.Decimal("1.50"), decimal.Decimal("1.5")]
+    agrees(lambda x, d: x + len(str(d)), *[(numbers, d) for d in halves], eager=0)
+    agrees(lambda x, s: x[s], *[(numbers, slice(n)) for n in (1, 2, 1)], eager=0)
+    agrees(lambda x, c: x * c.value, *[(numbers, c) for c in Chosen], eager=0)
+
+
+@pytest.mark.parametrize("dtype", [">f4", "U1", "M8[D]", "O", [("a", "f4")]])
+def test_dtypes_of_other_kinds_run_as_they_are(dtype):
+    x = np.array(["1", "2"]) if dtype == "U1" else np.zeros(2, dtype)
+    agrees(lambda x: x if x.dtype.names else x + x[:1], (x,), (x,), eager=2)
+
+
+def test_containers_keep_their_kinds():
+    agrees(lambda d: collections.OrderedDict(d, b=d["a"] + 1), (collections.OrderedDict(a=X),))
+    missing = collections.defaultdict(lambda: 5, a=X)
+    assert_same(fuse(lambda d: d["a"] + 1)({"a": X}), X + 1)
+    with pytest.warns(RuntimeWarning, match="defaultdict"):
+        assert fuse(lambda d: d["b"])(missing) == 5
+
+
+def test_read_only_arguments_are_not_written():
+    def f(x):
+        x += 1
+        return x.sum()
+
+    fused, fixed = fuse(f), X.copy()
+    fixed.flags.writeable = False
+    assert fused(X.copy()) == 10
+    with pytest.raises(ValueError, match="read-only"):
+        fused(fixed)
+    assert_same(fixed, X)
+    assert fused(X.copy()) == 10
+
+
+def test_captured_arrays_are_given_another_shape():
+    w = np.ones((2, 2), np.float32)
+    follows(lambda x: x + w.sum(axis=0)[0], lambda: setattr(w, "shape", (4, 1)))
+    v = np.ones(4, np.float32)
+    follows(lambda x: x + v, lambda: setattr(v, "dtype", np.int32))
+
+
+# ------------------------------------------------------------------------------------ numbers
+
+
+def test_numbers_of_which_others_are_of_another_type():
+    n = np.arange(1, 4)
+    agrees(lambda x, a, b: x * a**b, (n, 2, 2), (n, 2, -1), (n, 2.0, 3.0), (n, -8.0, 1 / 3))
+    agrees(lambda x, a: x + rx.asarray(a), (n, 2), (n, 2**63), (n, 2**64))
+    agrees(lambda x, a: x * (1 / a), (n, 2), (n, 0))
+
+
+def test_numbers_that_a_dtype_cannot_hold():
+    x = np.array([1, 200], np.uint8)
+    for f in (
+        lambda x, n: x > n,
+        lambda x, n: x == n,
+        lambda x, n: np.where(x > n, n, x),
+        lambda x, n: np.maximum(x, n),
+    ):
+        agrees(f, (x, 5), (x, -1), (x, 300), (x, 7))
+
+
+def test_arrays_of_numbers():
+    agrees(lambda x, n: x + np.array([n, 1.0, 2.0, 3.0]), (X, 2.0), (X, 3.0), eager=0)
+    agrees(lambda x, n: x[:n] * np.arange(n), (X, 2), (X, 3), eager=0)
+    agrees(lambda x, n: x * np.linspace(0, n, 4), (X, 2.0), (X, 3.0), eager=0)
+
+
+def test_what_isinstance_tells():
+    def f(x, n):
+        if isinstance(x, np.ndarray) and isinstance(x[0], np.floating):
+            x = x + 1
+        match n:
+            case int():
+                return x * 2
+            case float():
+                return x * 3
+
+    agrees(f, (X, 1), (X, 1.0), (np.arange(3), 1), eager=0)
+
+
+# ------------------------------------------------------------------------- NumPy's own rules
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: np.copyto(x, np.array([1.5, 2.5, 3.5, 4.5])) or x,
+        lambda x: (np.nan_to_num(x, copy=False), x),
+        lambda x: np.outer(x, x, out=np.zeros((4, 4), x.dtype) + x[0]),
+        lambda x: np.vstack([x, x], dtype=np.float64),
+        lambda x: np.hstack([x, x], dtype=np.float64),
+        lambda x: np.concatenate([x, x], dtype=np.int8),
+        lambda x: np.concatenate([x, x], dtype=np.int8, casting="unsafe"),
+        lambda x: np.stack([x, x], dtype=np.int8),
+        lambda x: x.clip(0, 2),
+        lambda x: np.clip(x, -1, -0.0),
+        lambda x: np.einsum("i,i->", x, x),
+        lambda x: x == None,  # noqa: E711
+        lambda x: x != "a",
+        lambda x: x in [None],
+        lambda x: {x[2]: x}[x[2]],
+        lambda x: f"{x}",
+        lambda x: x.base is None,
+        lambda x: setattr(x, "shape", (2, 2)) or x,
+        lambda x: x * 2 if hasattr(x, "searchsorted") else x,
+        lambda x: x.conj() is x and x.squeeze() is x,
+    ],
+)
+@pytest.mark.parametrize(
+    "x", [np.array([1, -2, 100, 3], np.int8), np.float32([np.nan, -0.0, 3, 0])]
+)
+def test_what_numpy_does(f, x):
+    agrees(f, (x,), (x,))
