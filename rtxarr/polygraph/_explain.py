@@ -19,7 +19,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr.autograd._tree import flatten
-from rtxarr.polygraph._ir import VIEWS, Node
+from rtxarr.polygraph._ir import VIEWS, Node, behind_views
 from rtxarr.polygraph._program import Program, Step
 
 _LEAVES = ("input", "constant", "iota")
@@ -417,9 +417,7 @@ def _bytes_alone(node: Node) -> int:
         return 0
     total = n_bytes_of(node)
     for source in node.src:
-        base = source
-        while base.op in VIEWS:
-            (base,) = base.src
+        base = behind_views(source)
         if base.op not in ("constant", "iota"):
             total += min(n_bytes_of(base), n_bytes_of(source))
     return total

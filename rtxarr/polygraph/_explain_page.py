@@ -16,7 +16,7 @@ from typing import Any
 
 from rtxarr.polygraph import _explain
 from rtxarr.polygraph._explain import ProgramReport, StepReport
-from rtxarr.polygraph._ir import VIEWS, Node
+from rtxarr.polygraph._ir import VIEWS, Node, behind_views
 from rtxarr.polygraph._layout import Layout, Point, arrange
 
 # Fill and line of boxes.
@@ -204,7 +204,7 @@ def _cards(report: ProgramReport, seconds: Any) -> tuple[list[_Card], dict]:
     giver: dict[Node, _Card] = {}
     sources: dict[_Card, list[_Card]] = {}
     for card in cards:
-        bases = [n if n in giver else _through_views(n) for n in card.above]
+        bases = [n if n in giver else behind_views(n) for n in card.above]
         sources[card] = list(dict.fromkeys(giver[n] for n in bases if n in giver))
         giver |= dict.fromkeys(card.below, card)
     return cards, sources
@@ -223,7 +223,7 @@ def _step_card(step: StepReport, seconds: Any) -> _Card:
     else:
         card.labels = {n: _label(n) for n in members}
         sources = {
-            n: list(dict.fromkeys(s for s in map(_through_views, n.src) if s in card.labels))
+            n: list(dict.fromkeys(s for s in map(behind_views, n.src) if s in card.labels))
             for n in members
         }
         sizes = {n: (len(t) * _LETTER + 16, _LINE) for n, t in card.labels.items()}
@@ -231,14 +231,8 @@ def _step_card(step: StepReport, seconds: Any) -> _Card:
     return card
 
 
-def _through_views(node: Node) -> Node:
-    while node.op in VIEWS:
-        (node,) = node.src
-    return node
-
-
 def _label(node: Node) -> str:
-    numbers = [s.attrs[0] for s in map(_through_views, node.src) if s.op == "constant"]
+    numbers = [s.attrs[0] for s in map(behind_views, node.src) if s.op == "constant"]
     words = [str(n) if len(str(n)) < 9 else f"{n:.3g}" for n in numbers]
     return " ".join([_explain.describe(node), *words])
 

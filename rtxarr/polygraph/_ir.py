@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -401,6 +401,13 @@ def topological(roots: Iterable[Node], leaves: Iterable[Node] = ()) -> list[Node
                 stack.append((node, True))
                 stack.extend((s, False) for s in reversed(node.src) if s not in order)
     return list(order)
+
+
+def behind_views(node: Node, kept: Container[Node] = ()) -> Node:
+    """Return the node whose elements a view looks at, through all views but those ``kept``."""
+    while node.op in VIEWS and node not in kept:
+        (node,) = node.src
+    return node
 
 
 def cut(leaves: Sequence[Node], roots: Sequence[Node]) -> tuple[list[Node], list[Node]]:

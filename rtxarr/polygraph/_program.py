@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rtxarr._device import namespace
 from rtxarr.polygraph import _interpret
-from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
+from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node, behind_views
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._lower import lower
 from rtxarr.polygraph._passes import simplify
@@ -321,7 +321,7 @@ def _copied(before: Graph, after: Graph, made: set[Node]) -> set[int]:
     found = set()
     seen: dict[Node, Node] = {}
     for i, (old, new) in enumerate(zip(before.outputs, after.outputs, strict=True)):
-        old_base, new_base = _base(old, set()), _base(new, made)
+        old_base, new_base = behind_views(old), behind_views(new, made)
         repeats = new.op == "broadcast" and new not in made and old.op not in VIEWS
         taken = new_base.op == "input" and new_base is not old_base
         if repeats or taken or seen.setdefault(new_base, old_base) is not old_base:
@@ -329,17 +329,9 @@ def _copied(before: Graph, after: Graph, made: set[Node]) -> set[int]:
     return found
 
 
-def _base(node: Node, made: set[Node]) -> Node:
-    """Return the node whose memory a view is of."""
-    while node.op in VIEWS and node not in made:
-        (node,) = node.src
-    return node
-
-
 def _looked_at(node: Node) -> tuple[Node, ...]:
     """Return the nodes whose memory an array may share: through views, or by an opaque call."""
-    while node.op in VIEWS:
-        (node,) = node.src
+    node = behind_views(node)
     if node.op != "item":
         return (node,)
     (call,) = node.src

@@ -281,9 +281,7 @@ class Scheduler:
     def _view_is_free(self, node: Node) -> bool:
         if node.op in ("reshape", "permute"):
             return True
-        (x,) = node.src
-        while x.op in ir.VIEWS and x not in self.kept:
-            (x,) = x.src
+        x = ir.behind_views(node.src[0], self.kept)
         return x.op == "input" or x in self.kept or not self._fuses(x)
 
     def _fuses(self, node: Node) -> bool:
