@@ -865,3 +865,17 @@ def test_numbers_are_what_they_are():
     for a, n in ((0.5, 0), (2.0, 1), (0.5, -1)):
         assert_same(fused(x, a, n), f(x, a, n))
     assert fused.n_eager == 0
+
+
+@pytest.mark.parametrize("dtype", ["?", "i8", "f4"])
+def test_reductions_of_what_is_the_same_everywhere(dtype):
+    def f(x):
+        ones = np.ones_like(x, dtype=dtype)
+        wide = np.broadcast_to(x[:, :1].astype(dtype), x.shape)
+        return [
+            reduce(y, axis=1)
+            for reduce in (np.sum, np.prod, np.max, np.min, np.argmax, np.argmin, np.any, np.all)
+            for y in (ones, wide)
+        ]
+
+    check(f, np.ones((5, 7), "f4"))

@@ -323,6 +323,9 @@ class Plan:
         """Return a value with one lane for each of the section's, which NumPy can step along."""
         if d.op == "scalar" or (d.in_row == section.in_row and d.level == level):
             return d
+        return self._spread(d, section, level)
+
+    def _spread(self, d: Planned, section: Section, level: int) -> Planned:
         name = f"{d.name}_each{level}" if section.in_row else f"{d.name}_of_each{level}"
         if name not in self.known:
             value = Planned(name, "positive", (d.name,), d.dtype, {d.name: d})
@@ -335,7 +338,7 @@ class Plan:
     def _accumulator(self, section: Section, a: Accumulator) -> None:
         of = self.known[a.of]
         if of.in_row:  # the same for each element
-            of = self._for_each(of, section, of.level)
+            of = self._spread(of, section, of.level)
         result = Planned(a.name, a.op, (), a.result, {of.name: of})
         result.in_row = result.needs_slot = True
         result.native = False
