@@ -15,6 +15,7 @@ import functools
 import random
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ class Surroundings:
         self._noted: dict[int, set[str]] = {}
         self._rebuilt: dict[int, Any] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}  # containers with tracers for arrays
-        self._stateful = [(x, _state(x)) for x in (None, random._inst)]  # type: ignore[attr-defined]
+        self._stateful: list[tuple[Any, Any]] = [(x, _state(x)) for x in (None, random._inst)]  # type: ignore[attr-defined]
         self.objects: list[Any] = []
         trace.stand_in = self.stand_in
         self.function = self._function(function)
@@ -311,7 +312,7 @@ class Surroundings:
                 elif by_key:
                     dict.__setitem__(made, k, v)
                 else:
-                    list.__setitem__(made, k, v)
+                    list.__setitem__(made, k, v)  # type: ignore[call-overload]
         self._copies[id(value)] = value, made
         return made
 
@@ -343,7 +344,7 @@ class Surroundings:
                 self._hold_array(part) if is_array(part) else self._follow(part)
         elif isinstance(x, (np.random.Generator, np.random.RandomState, random.Random)):
             self._stateful.append((x, _state(x)))
-        elif isinstance(x, collections.abc.Iterator):
+        elif isinstance(x, Iterator):
             raise Concretization(f"it finds an iterator, {type(x).__name__}, which moves on")
         elif isinstance(x, (type, types.ModuleType)):
             if not _of_library(getattr(x, "__module__", x.__name__)):
@@ -436,56 +437,49 @@ class Surroundings:
                     self._hold_array(value)
 
 
-def _refuse_writes(code: types.CodeType) -> None:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            raise Concretization(f"{code.co_name}() sets the global name {instruction.argval}")
-        if instruction.opname == "STORE_DEREF" and instruction.argval in code.co_freevars:
-            raise Concretization(f"{code.co_name}() sets {instruction.argval} outside of it")
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Give the code of a function and of those inside it."""
+    yield code
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
-            _refuse_globals(part)
+            yield from _codes(part)
 
 
-def _refuse_globals(code: types.CodeType) -> None:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            raise Concretization(f"{code.co_name}() sets the global name {instruction.argval}")
+def _refuse_writes(code: types.CodeType) -> None:
+    """Refuse functions that set global names, or names of the functions around them."""
+    for inner in _codes(code):
+        outside = {*inner.co_freevars}.intersection(code.co_freevars)
+        for instruction in dis.get_instructions(inner):
+            name = instruction.argval
+            if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                raise Concretization(f"{inner.co_name}() sets the global name {name}")
+            if instruction.opname == "STORE_DEREF" and name in outside:
+                raise Concretization(f"{inner.co_name}() sets {name} outside of it")
 
 
 @functools.lru_cache(maxsize=1024)
 def _names(code: types.CodeType) -> tuple:
     """Return all names of globals and attributes in a function and those inside it."""
-    found = dict.fromkeys(code.co_names)
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            found.update(dict.fromkeys(_names(part)))
-    return tuple(found)
+    return tuple(dict.fromkeys(name for inner in _codes(code) for name in inner.co_names))
 
 
 @functools.lru_cache(maxsize=1024)
 def _globals_of(code: types.CodeType) -> tuple:
     """Return the names that a function, or one inside it, looks up as globals."""
-    found: dict[str, None] = {}
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            found[instruction.argval] = None
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            found.update(dict.fromkeys(_globals_of(part)))
+    found = {
+        instruction.argval: None
+        for inner in _codes(code)
+        for instruction in dis.get_instructions(inner)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
     return tuple(found)
 
 
 @functools.lru_cache(maxsize=1024)
 def _texts(code: types.CodeType) -> tuple:
     """Return the strings in a function and those inside it."""
-    found: list[str] = []
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            found += _texts(part)
-        elif isinstance(part, str):
-            found += part.split(".")
-    return tuple(found)
+    texts = [x for inner in _codes(code) for x in inner.co_consts if isinstance(x, str)]
+    return tuple(word for text in texts for word in text.split("."))
 
 
 def _containers(tree: Any, found: list, seen: set[int]) -> None:

@@ -764,6 +764,24 @@ def test_a_list_that_is_appended_to_gets_arrays():
     assert seen == [3.0] * 4
 
 
+def test_a_function_inside_that_sets_a_name_around_it():
+    n_calls = 0
+
+    def f(x):
+        def count():
+            nonlocal n_calls
+            n_calls += 1
+
+        count()
+        return x + 1
+
+    fused = rx.fuse(f)
+    with pytest.warns(RuntimeWarning, match=r"count\(\) sets n_calls outside of it"):
+        fused(np.ones(3))
+    fused(np.ones(3))
+    assert n_calls == 2
+
+
 def test_what_changes_in_the_first_call_alone_is_fused_then():
     model = Model()
     fused = rx.fuse(model.once)
