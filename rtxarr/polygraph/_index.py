@@ -266,31 +266,3 @@ def evaluate(x: Expr, values: dict[str, int]) -> int:
         return values[atom.name]
 
     return x.offset + sum(factor * atom_value(atom) for atom, factor in x.terms)
-
-
-def render(x: Expr, name_of) -> str:
-    """Return ``x`` as C and Python alike; ``name_of(n)`` gives the text of a number above 1."""
-
-    def word(n):
-        return str(n) if n in (0, 1) else name_of(n)
-
-    def atom_text(atom):
-        if type(atom) in (Div, Mod):
-            sign = "/" if type(atom) is Div else "%"
-            return f"({inner(atom.numerator)} {sign} {word(atom.divisor)})"
-        return atom.name
-
-    def inner(e):
-        words = []
-        for atom, factor in e.terms:
-            text = atom_text(atom)
-            if abs(factor) != 1:
-                text = f"{text} * {word(abs(factor))}"
-            words.append(("- " if factor < 0 else "+ ") + text)
-        if e.offset or not words:
-            words.append(("- " if e.offset < 0 else "+ ") + word(abs(e.offset)))
-        text = " ".join(words)
-        text = text[2:] if text.startswith("+ ") else text
-        return f"({text})" if len(words) > 1 or text.startswith("-") or "*" in text else text
-
-    return inner(x)

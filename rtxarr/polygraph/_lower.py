@@ -15,7 +15,6 @@ from rtxarr.polygraph._loops import Accumulator, Buffer, Loops, Phase, Statement
 from rtxarr.polygraph._schedule import Group, reduced_edge, sources_at, view_place
 
 _BOOL = np.dtype(bool)
-_INT64 = np.dtype(np.int64)
 
 
 def lower(group: Group, strides: Mapping[Node, tuple[int, ...]], scalars: frozenset[int]) -> Loops:

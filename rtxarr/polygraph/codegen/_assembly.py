@@ -88,7 +88,6 @@ def part(dtype: np.dtype) -> np.dtype:
 
 
 _F32 = np.dtype("float32")
-_I1 = np.dtype(bool)
 _WIDTH = {"float": "f32", "double": "f64"}
 _INT_OF = {"half": "i16", "float": "i32", "double": "i64"}
 _ORDER = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"}
