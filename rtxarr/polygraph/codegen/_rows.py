@@ -138,8 +138,8 @@ class Passes(Writer):
             is_last = number == len(phases)
             self.thread_lines()
             self.out(f"const Index chunk = {self.dialect.block_y};")
-            self.out("const Index begin = chunk * span, rest = cols - begin;")
-            self.out("const Index end = live ? begin + (rest < span ? rest : span) : begin;")
+            self.out("const Index begin = chunk * span, length = cols - begin;")
+            self.out("const Index end = live ? begin + (length < span ? length : span) : begin;")
             for k, r in enumerate(self.reductions):
                 self.out(
                     f"GLOBAL {r.type}* const {r.name}_part = "

@@ -14,7 +14,7 @@ from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph._index import Div, Expr, Mod, Symbol
 from rtxarr.polygraph._loops import Loops, Phase, Statement
 from rtxarr.polygraph.codegen import _operations as ops
-from rtxarr.polygraph.codegen._text import Argument, Kernel
+from rtxarr.polygraph.codegen._text import Argument, Kernel, loaded_names
 from rtxarr.polygraph.codegen._writer import Entry, Writer
 
 _LEAST = 8  # sides below this are not worth a tile
@@ -36,7 +36,8 @@ def sides_of(loops: Loops) -> Sides | None:
 
 
 def _is_plain_load(s: Statement) -> bool:
-    return s.op == "load" and s.args[2] is None
+    """Tell whether a load needs no other value."""
+    return s.op == "load" and s.args[2] is None and not any(loaded_names(s.args[1]))
 
 
 def _sides_of_load(s: Statement, total: int) -> Sides | None:

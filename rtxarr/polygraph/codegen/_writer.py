@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rtxarr.polygraph._index import Expr, Loaded
+from rtxarr.polygraph._index import Div, Expr, Loaded, Symbol
 from rtxarr.polygraph._loops import Loops, Statement
 from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._dialects import Dialect
@@ -347,15 +347,25 @@ def is_wide(loops: Loops) -> bool:
         for e in (a for a in s.args if isinstance(a, Expr)):
             # A number read from memory is an index along some axis.
             axis = max(nodes[s.args[0]].shape, default=0) if s.op in ("load", "store") else 0
-            least, most = _bounds(e, axis)
-            if least <= -limit or most >= limit:
+            if _largest(e, axis)[1] >= limit:
                 return True
     return False
 
 
-def _bounds(e: Expr, axis: int) -> tuple[int, int]:
-    """Return the bounds of ``e``, where numbers that are read lie below ``axis``."""
-    read = [f * axis for a, f in e.terms if type(a) is Loaded]
-    known = tuple((a, f) for a, f in e.terms if type(a) is not Loaded)
-    least, most = Expr(known, e.offset).bounds
-    return least + sum(min(n, 0) for n in read), most + sum(max(n, 0) for n in read)
+def _largest(e: Expr, axis: int) -> tuple[int, int]:
+    """Return the largest value of ``e``, and the largest size of what is computed on the way.
+
+    Numbers that are read from memory lie below ``axis``.
+    """
+    most = size = abs(e.offset)
+    for atom, factor in e.terms:
+        if type(atom) is Loaded:
+            value = axis
+        elif type(atom) is Symbol:
+            value = atom.size
+        else:
+            value, inner = _largest(atom.numerator, axis)
+            size = max(size, inner)
+            value = value // atom.divisor if type(atom) is Div else min(value, atom.divisor)
+        most += value * abs(factor)
+    return most, max(most, size)

@@ -80,6 +80,13 @@ def across(x, axes):
     )
 
 
+def gathered_across(x):
+    """The same beside what is read at places that come from memory."""
+    index = ir.cast(ir.map_node("abs", ir.slice_node(x, (0, 0), (1, 1), (40, 1))), "int64")
+    at = ir.gather(x, ir.reshape(index, (40,)), 0)
+    return ir.permute(ir.map_node("add", at, x), (1, 0))
+
+
 ROWS = [(1, 1), (5, 1), (7, 3), (300, 33), (9, 64), (6, 130), (5, 1027), (3, 3000), (40, 2051)]
 COLUMNS = [(1, 7), (3, 5), (64, 33), (100, 40), (777, 3), (1200, 65)]
 
@@ -97,6 +104,7 @@ def cases():
     yield "one long row", lambda x: every_reduction(x, (0,)), (70_001,), "float32"
     yield "long rows", lambda x: every_reduction(x, (1,)), (2, 18_011), "int64"
     yield "all of it", lambda x: every_reduction(x, (0, 1)), (211, 301), "float64"
+    yield "long over two axes", lambda x: every_reduction(x, (0, 2)), (130, 3, 101), "float32"
     yield "long columns", lambda x: every_reduction(x, (0,)), (6007, 5), "float32"
     yield "long complex columns", lambda x: every_reduction(x, (0,)), (3001, 2), "complex128"
     yield "three passes", lambda x: with_gradient(x, (1,)), (11, 517), "float64"
@@ -113,6 +121,7 @@ def cases():
         ("float32", (1, 0), (40, 5)),  # too narrow for tiles
     ):
         yield f"{dtype} across {shape}", lambda x, a=axes: across(x, a), shape, dtype
+    yield "gathered and turned", gathered_across, (40, 70), "float32"
     yield "transposed", lambda x: softmax(ir.permute(x, (1, 0))), (40, 9), "float32"
     yield "a part", of_a_part, (6, 31), "float32"
 
