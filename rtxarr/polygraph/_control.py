@@ -57,10 +57,14 @@ def cond(pred: Any, then: Callable, otherwise: Callable, *operands: Any) -> Any:
         return then(*operands) if bool(test) else otherwise(*operands)
     leaves, structure = flatten(operands)
     if any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
-        return _select(test, then(*operands), otherwise(*operands))
+        return _select(test, then, otherwise, operands)
+    then, otherwise = _with_numbers(then, operands), _with_numbers(otherwise, operands)
+    leaves, structure = flatten([x for x in leaves if _is_array(x)])
     outside = _nodes(leaves)
     first = _Branch(then, structure, leaves, outside)
     second = _Branch(otherwise, structure, leaves, outside)
+    if first.is_tracked or second.is_tracked:  # by a tensor that it found elsewhere
+        return _select(test, then, otherwise, leaves)
     if first.signature != second.signature or first.structure != second.structure:
         raise TypeError(
             f"then and otherwise must give the same structure, dtypes and shapes, got "
@@ -73,13 +77,28 @@ def cond(pred: Any, then: Callable, otherwise: Callable, *operands: Any) -> Any:
     return first.wrapped(results)
 
 
-def _select(test, a, b):
+def _with_numbers(function, operands):
+    """Return the function of the arrays among the operands, to which others are what they are."""
+    leaves, structure = flatten(operands)
+    if all(map(_is_array, leaves)):
+        return function
+
+    def call(*arrays):
+        given = iter(arrays)
+        return function(*unflatten(structure, [next(given) if _is_array(x) else x for x in leaves]))
+
+    return call
+
+
+def _select(test, then, otherwise, operands):
     from rtxarr.ops import where
 
-    ours, structure = flatten(a)
-    theirs, other = flatten(b)
+    with current().inside(object()):
+        ours, structure = flatten(then(*operands))
+    with current().inside(object()):
+        theirs, other = flatten(otherwise(*operands))
     if structure != other:
-        raise TypeError(f"then and otherwise must give the same structure, got {a!r} and {b!r}")
+        raise TypeError("then and otherwise must give the same structure")
     return unflatten(structure, [where(test, x, y) for x, y in zip(ours, theirs, strict=True)])
 
 
@@ -122,6 +141,8 @@ def while_loop(go_on: Callable, body: Callable, state: Any) -> Any:
         )
     outside = _nodes(leaves)
     test, step = (_Branch(f, structure, leaves, outside) for f in (go_on, body))
+    if step.is_tracked:
+        raise TypeError("a traced while_loop has no gradient, and body gives one that requires it")
     signature = tuple((n.dtype, n.shape) for n in outside)
     if step.signature != signature or step.structure != inner:
         raise TypeError(f"body must give what it gets, {signature}, got {step.signature}")
@@ -185,7 +206,9 @@ def scan(body: Callable, state: Any, inputs: Any = None, *, length: int | None =
     carried = flatten((state,))[0]
     tracked = any(isinstance(x, Tensor) and x.requires_grad for x in (*carried, *leaves))
     if n_steps > MOST_UNROLLED and _traced((*carried, *leaves)) and not tracked:
-        return _scan_node(body, (state,) if inputs is None else (state, inputs), n_steps)
+        found = _scan_node(body, (state,) if inputs is None else (state, inputs), n_steps)
+        if found is not None:
+            return found
     return _unrolled(body, state, leaves, structure, n_steps)
 
 
@@ -203,7 +226,10 @@ def _unrolled(body, state, leaves, structure, n_steps):
 
 
 def _scan_node(body, tree, n_steps):
-    """Make one node of all steps; ``tree`` holds the state and, if there are any, the inputs."""
+    """Make one node of all steps; ``tree`` holds the state and, if there are any, the inputs.
+
+    Give None where the results need a gradient.
+    """
     leaves, structure = flatten(tree)
     n_state = len(flatten((tree[0],))[0])
     nodes = _nodes(leaves)
@@ -211,6 +237,8 @@ def _scan_node(body, tree, n_steps):
     step = _Branch(
         lambda state, x=None: body(state, x), structure, leaves, (*nodes[:n_state], *rows)
     )
+    if step.is_tracked:
+        return None
     kind, _, parts = step.structure or (None, None, ())
     if kind is not tuple or len(parts) != 2:
         raise TypeError("body must give two things, the state and an output")
@@ -242,7 +270,8 @@ def _first_row(node: Node) -> Node:
 class _Branch:
     """A function traced on placeholders: those of ``leaves`` whose nodes are ``outside``.
 
-    ``free`` are the nodes from outside that it uses.
+    ``free`` are the nodes from outside that it uses; ``is_tracked`` tells whether what it gives
+    needs a gradient.
     """
 
     def __init__(
@@ -252,12 +281,11 @@ class _Branch:
             ir.make("input", (), (("operand", i),), n.dtype, n.shape) for i, n in enumerate(outside)
         ]
         trace = current()
-        before = [cell.is_written for cell in trace.cells]
-        arrays = map(trace.fresh, self.places)
+        arrays = list(map(trace.fresh, self.places))
         given = [_as_tensor(a, isinstance(x, Tensor)) for a, x in zip(arrays, leaves, strict=True)]
-        found, self.structure = flatten(function(*unflatten(structure, given)))
-        if [cell.is_written for cell in trace.cells][: len(before)] != before:
-            raise TypeError("a function of a branch or loop must not write into outer arrays")
+        with trace.inside(self):
+            found, self.structure = flatten(function(*unflatten(structure, given)))
+        self.is_tracked = any(isinstance(x, Tensor) and x.requires_grad for x in found)
         self.nodes = _nodes(found)
         self.tensors = [isinstance(x, Tensor) for x in found]
         self.free = self._free()
@@ -302,7 +330,15 @@ def _as_array(x: Any) -> Any:
     return raw(x) if hasattr(x, "dtype") else np.asarray(x)
 
 
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (Tensor, Tracer)) or _device.is_array(x)
+
+
 def _nodes(leaves: Iterable[Any]) -> list[Node]:
+    leaves = list(leaves)
+    for x in leaves:
+        if not _is_array(x):
+            raise TypeError(f"branches and loops must take and give arrays, got {type(x).__name__}")
     xp = _device.namespace(current().fresh(ir.constant(0, "int64")))
     return [(x if isinstance(x, Tracer) else xp.asarray(x)).node for x in map(raw, leaves)]
 

@@ -54,6 +54,8 @@ class Draws:
 
         A generator that was set back, to repeat a computation, finds what it drew before.
         """
+        if self._trace.scope is not None:
+            raise Concretization("it draws random numbers in a branch or loop")
         if generator not in self._before:
             self._before[generator] = _random._thread.replayed.get(generator)
             _random._thread.replayed[generator] = generator._place().copy()

@@ -308,7 +308,7 @@ class Surroundings:
             made = copy.copy(value)
             for k, v in new:
                 if isinstance(value, _NAMESPACES):
-                    setattr(made, k, v)
+                    setattr(made, k, v)  # type: ignore[arg-type]
                 elif by_key:
                     dict.__setitem__(made, k, v)
                 else:

@@ -7,11 +7,12 @@ of its present contents; a write gives it another.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -82,6 +83,8 @@ class Cell:
     is_readonly : bool
     is_scalar : bool
         Whether NumPy gives a scalar for it, should it be of no dimensions.
+    scope : object or None
+        The function of a branch or loop that it was made in.
     """
 
     __slots__ = (
@@ -93,6 +96,7 @@ class Cell:
         "is_readonly",
         "is_scalar",
         "trace",
+        "scope",
     )
 
     def __init__(self, trace, node, number=None, strides=None, is_readonly=False):
@@ -104,11 +108,17 @@ class Cell:
         self.is_written = False
         self.is_readonly = is_readonly
         self.is_scalar = True
+        self.scope = trace.scope
 
     def write(self, node):
         """Give it other contents."""
         if self.is_readonly:
             raise ValueError("assignment destination is read-only")
+        if self.scope is not self.trace.scope:
+            raise Concretization(
+                f"a function of a branch or loop must not write into outer arrays, at "
+                f"{where_called()}"
+            )
         if self.shared:
             raise Concretization(
                 f"a write to an array that may share memory with a reshape, at {where_called()}"
@@ -158,6 +168,8 @@ class Trace:
         self.notes: dict[Any, Any] = {}  # what those who make nodes know of them
         self.found: set[int] = set()
         self.refused: Concretization | None = None
+        self.scope: Any = None  # the function of a branch or loop that runs
+        self.stand_in: Any = None  # gives containers with tracers for arrays
         self._made: list[tuple[Any, int]] = []
         self._captured: dict[int, Tracer] = {}
         self._scalars: dict[tuple, _ir.Node] = {}
@@ -171,6 +183,15 @@ class Trace:
         _thread.trace = self._outer
         if "draws" in self.__dict__:
             self.draws.restore()
+
+    @contextlib.contextmanager
+    def inside(self, scope: Any) -> Iterator[None]:
+        """Let the block be of a function of a branch or loop."""
+        outer, self.scope = self.scope, scope
+        try:
+            yield
+        finally:
+            self.scope = outer
 
     @functools.cached_property
     def draws(self) -> Any:
@@ -191,6 +212,7 @@ class Trace:
         """Add an input that is an array."""
         node = self._new_input(source, dtype, shape)
         cell = Cell(self, node, len(self.inputs) - 1, strides)
+        cell.scope = None
         self.cells.append(cell)
         return Tracer(cell)
 
@@ -231,6 +253,7 @@ class Trace:
                 self._made.append((array, checksum(array)))
                 strides = found._cell.strides
                 found = Tracer(Cell(self, found.node, strides=strides))
+                found._cell.scope = None
             writable = on_gpu or array.flags.writeable
             found._cell.is_readonly = not writable
             self._captured[id(array)] = found
@@ -510,7 +533,7 @@ class Tracer:
         cell = self._cell
         return not self.shape and not self._steps and cell.is_scalar and cell.trace.on_numpy
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self):
         """What ``isinstance`` finds: to programs of others, the type of the array."""
         name = sys._getframe(1).f_code.co_filename

@@ -62,7 +62,8 @@ class Slots:
 
 
 def _in_slot(x: Any, name: str, default: Any) -> Any:
-    slot = _slots(type(x)).get(name)
+    kind: Any = type(x)
+    slot = _slots(kind).get(name)
     if slot is None:
         return default
     try:
@@ -72,7 +73,7 @@ def _in_slot(x: Any, name: str, default: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _slots(kind: type) -> dict[str, Any]:
+def _slots(kind: Any) -> dict[str, Any]:
     """Return the slots that the classes of an object describe."""
     found = {}
     for one in reversed(kind.__mro__):
@@ -86,7 +87,8 @@ def held_by(x: Any) -> Any:
     """Return the attributes of an object, class or module themselves, as a dict of it."""
     if isinstance(x, (type, types.ModuleType)):
         return vars(x)
-    names = tuple(_slots(type(x)))
+    kind: Any = type(x)
+    names = tuple(_slots(kind))
     return Slots(x, names) if names or not hasattr(x, "__dict__") else vars(x)
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import nn
+from rtxarr.polygraph import cond, scan, while_loop
 
 from .fused import assert_same
 
@@ -368,7 +369,7 @@ def agrees(f, *calls, eager=None):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for args in calls:
-            mine, theirs = copy.deepcopy((args, args))
+            mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
             got, want = outcome(fused, theirs), outcome(f, mine)
             assert_same((got, theirs), (want, mine))
     if eager is not None:
@@ -512,3 +513,92 @@ def test_what_isinstance_tells():
 )
 def test_what_numpy_does(f, x):
     agrees(f, (x,), (x,))
+
+
+# -------------------------------------------------------------------------- branches and loops
+
+LONG = np.arange(12, dtype=np.float32)
+
+
+def test_branches_that_write():
+    def outer(x):
+        y = x + 1
+
+        def then(x):
+            y[0] = 99
+            return x
+
+        return cond(x.sum() > 0, then, lambda x: x, x) + y
+
+    def operand(x):
+        def then(z):
+            z += 5
+            return z * 1
+
+        return cond(x.sum() > 0, then, lambda z: z * 1, x), x
+
+    def state(x):
+        y = x * 2
+        return while_loop(lambda s: s.sum() < 50, lambda s: operator.iadd(s, 1), y), y
+
+    def every_step(x):
+        y = x * 2
+
+        def body(s, v):
+            y[0] += v
+            return s + v, s
+
+        return scan(body, x[0] + 0, x), y
+
+    for f in (outer, operand, state, every_step):
+        agrees(f, (X,), (-X,), (LONG,))
+
+
+def test_numbers_in_branches_and_loops():
+    def branch(x, n):
+        return cond(x.sum() > 0, lambda x, n: x * n, lambda x, n: x + n, x, n)
+
+    agrees(branch, (X, 2.0), (-X, 3.0), eager=0)
+    agrees(lambda x: cond(x.sum() > 0, lambda: 1.0, lambda: 2.0) * x, (X,), (-X,))
+    agrees(lambda x: while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2), (0, x)), (X,))
+    agrees(lambda x: scan(lambda s, v: (s + 1, v * s), 1.0, x), (X,), (LONG,))
+
+
+@pytest.mark.parametrize("kind", ["cond", "while_loop", "scan"])
+def test_branches_and_loops_draw_what_they_would(kind):
+    def f(x):
+        def draw(s):
+            return s + rx.random.default_generator().uniform((4,), dtype=np.float32)
+
+        if kind == "cond":
+            return cond(x.sum() > 0, draw, lambda x: x, x)
+        if kind == "while_loop":
+            return while_loop(lambda s: s.sum() < 20, draw, x)
+        return scan(lambda s, _: (draw(s), s), x, length=9)[0]
+
+    found = []
+    for call in (f, fuse(f)):
+        rx.random.seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append([call(x) for x in (X, -X, X)])
+    assert_same(*found)
+
+
+def test_gradients_of_what_branches_and_loops_find():
+    w = rx.Tensor(X + 1, requires_grad=True)
+
+    def branch(x):
+        return cond(x.sum() > 0, lambda x: w * x, lambda x: w * 3, x)
+
+    def steps(x):
+        return scan(lambda s, v: (s * w[0] + v, s), x.sum(), x)[1]
+
+    for f, x in ((branch, X), (branch, -X), (steps, X), (steps, LONG)):
+        found = []
+        for call in (f, fuse(f)):
+            w.grad = None
+            y = call(x)
+            rx.sum(y).backward()
+            found.append((y.data, w.grad))
+        assert_same(*found)
