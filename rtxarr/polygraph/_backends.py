@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from rtxarr.polygraph import _interpret
-from rtxarr.polygraph._ir import Graph
+from rtxarr.polygraph._ir import Graph, text
 from rtxarr.polygraph._program import Program
 from rtxarr.polygraph._trace import Trace
 
@@ -18,8 +18,12 @@ class Interpreted:
         self.graph = graph
         self._xp = xp
 
-    def __call__(self, *inputs: Any) -> list[Any]:
+    def run(self, *inputs: Any) -> list[Any]:
         return _interpret.run(self.graph, inputs, self._xp)
+
+    def explain(self) -> str:
+        """Return the graph, one line a node."""
+        return text(self.graph)
 
 
 @functools.cache

@@ -173,25 +173,23 @@ def explain(fused: Any, *, source: bool, html: Any) -> Explanation:
     reports, notes = [], []
     made = [m for found in list(fused._programs.values()) for m in found]
     for i, one in enumerate(made):
-        programs = _programs_of(one)
-        for title, program in programs:
+        for title, program in programs_of(one):
             word = f"program {i + 1}" + (f", {title}" if title else "")
             if isinstance(program, Program):
                 reports.append(ProgramReport(word, program))
             else:
-                notes.append(f"{word}: {one.explain()}")
-        effects = getattr(getattr(one, "_recording", None), "effects", ())
+                notes.append(f"{word}: {program.explain()}")
+        effects = getattr(one, "effects", ())
         notes += [f"after program {i + 1}: {_name_of(function)}" for function, *_ in effects]
     notes += [f"eager: {why} ({n} kinds of calls)" for why, n in fused.reasons.items()]
     rate = _rate_of(reports)
-    n = len(reports)
     lines = [f"{fused!r}"]
     if rate:
         lines.append(f"a copy moves {rate / 1e9:.1f} GB/s")
     for report in reports:
         lines += ["", *report.lines(rate, source=source)]
     lines += ["", *notes] if notes else []
-    if not n and not notes:
+    if not reports and not notes:
         lines.append("it has not been called")
     out = Explanation("\n".join(lines))
     out.name, out.programs, out.notes, out.rate = _name_of(fused), reports, notes, rate
@@ -205,13 +203,13 @@ def _name_of(function: Any) -> str:
     return getattr(function, "__name__", repr(function))
 
 
-def _programs_of(made: Any) -> list[tuple[str, Any]]:
+def programs_of(made: Any) -> list[tuple[str, Any]]:
     """Return the programs of one kind of calls, each with what it is for."""
     program = getattr(made, "program", None)
     backward = getattr(made, "_backward", None)
     if backward is None:
-        return [("", program)]
-    passes = [("backward", p.program) for p in backward.programs.values()]
+        return [("", program)] if program is not None else []
+    passes = [("backward", p.program) for p in list(backward.programs.values())]
     return [("forward", program), *passes]
 
 

@@ -448,9 +448,6 @@ class _Eager:
     def run(self, leaves: Any) -> Any:
         return _EAGER
 
-    def explain(self) -> str:
-        return "runs eagerly"
-
 
 class Compiled:
     """A program for one kind of arguments, with what must hold for it.
@@ -458,7 +455,7 @@ class Compiled:
     Attributes
     ----------
     graph : Graph
-    program : object
+    program : Program or Interpreted
         Takes the arrays and numbers of the graph's inputs; gives its outputs.
     run : callable
         Takes the leaves of the arguments; gives the result, ``_MISS`` or ``_EAGER``.
@@ -469,20 +466,13 @@ class Compiled:
         updates = recording.updates()
         self.graph = graph_of(recording, nodes, updates)
         self.program = program_for(fused, recording.trace, self.graph)
-        self.recording = recording
         text, names = call_text(recording, leaves, updates)
         trace = recording.trace
         tensors = tensors_of(trace, leaves, range(len(trace.sources)))
         self.text = text + _result_text(outputs, recording.structure, names, trace.xp, tensors)
-        names["program"] = getattr(self.program, "run", self.program)
+        names["program"] = self.program.run
         exec(compile(self.text, "<fused call>", "exec"), names)
         self.run: Callable = names["run"]
-
-    def explain(self) -> str:
-        from rtxarr.polygraph._ir import text
-
-        own = getattr(self.program, "explain", None)
-        return own() if own is not None else text(self.graph)
 
 
 def graph_of(recording: Recording, nodes: Sequence, updates: Sequence) -> Graph:

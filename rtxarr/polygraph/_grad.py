@@ -26,7 +26,7 @@ from rtxarr.polygraph import _ir
 from rtxarr.polygraph._backends import program_for
 from rtxarr.polygraph._elementwise import as_array
 from rtxarr.polygraph._record import Recording
-from rtxarr.polygraph._trace import Concretization
+from rtxarr.polygraph._trace import Concretization, Tracer
 
 if TYPE_CHECKING:
     from rtxarr.polygraph._fuse import Fused
@@ -47,7 +47,7 @@ class Differentiable:
     ----------
     graph : Graph
         The forward pass; its last outputs are what is kept for the backward pass.
-    program : object
+    program : Program or Interpreted
         Runs it.
     plan : _Plan
         The tape's view of the operation.
@@ -77,7 +77,7 @@ class Differentiable:
         words = result_words(outputs, names, trace.xp, tensors)
         arrays = "".join(f"x{i}, " for i in range(len(recording.trace.inputs)))
         self.text = text + f"    return done(L, r, ({arrays}), [{', '.join(words)}])\n"
-        names["program"] = getattr(self.program, "run", self.program)
+        names["program"] = self.program.run
         names["done"] = self._done
         exec(compile(self.text, "<fused call>", "exec"), names)
         self.run: Callable = names["run"]
@@ -122,16 +122,6 @@ class Differentiable:
             if state.mode & (OBSERVED | PROFILED):
                 _observe(node, state.mode & ~PROFILED)
         return unflatten(self._structure, made)
-
-    def explain(self) -> str:
-        """Return how the forward pass and the backward passes that ran are run."""
-        parts = [("forward", self.program, self.graph)]
-        parts += [("backward", p, p.graph) for p in self._backward.programs.values()]
-        lines = []
-        for name, program, graph in parts:
-            own = getattr(program, "explain", None)
-            lines += [f"{name}:", own() if own is not None else _ir.text(graph)]
-        return "\n".join(lines)
 
 
 def _guard(tensor: Tensor) -> tuple[list[int], int]:
@@ -232,7 +222,7 @@ class _Backward:
 
     # ------------------------------------------------------------------------------ cutting
 
-    def _traced(self, pattern: Sequence[int], masked: bool) -> list[_ir.Node | None]:
+    def _traced(self, pattern: Sequence[int], masked: bool) -> list[Tracer | None]:
         """Return the gradients, and then, where they are asked for, their masks.
 
         ``pattern`` says of each result whether its gradient is not given (0), given (1), or given
@@ -249,13 +239,13 @@ class _Backward:
                 found, masks = masked_gradients(results, self._variables, grads, own)
             else:
                 found = gradients(results, self._variables, grads, retain_graph=True)
-            return [None if x is None else as_array(x).node for x in (*found, *masks)]
+            return [None if x is None else as_array(x) for x in (*found, *masks)]
 
     def cut(self, outputs: list[_ir.Node]) -> None:
         """Choose what to keep; ``outputs`` are there anyway."""
         found = self._traced([1] * len(self._results), False)
         trace = self._recording.trace
-        roots = [node for node in found if node is not None]
+        roots = [x.node for x in found if x is not None]
         gradient_nodes = {g.node for g in self._gradient_inputs}
         late: set[_ir.Node] = set()
         order = _ir.topological(roots)
@@ -352,7 +342,7 @@ class _Backward:
         given = [x.node for x, h in zip(self._gradient_inputs, how, strict=True) if h]
         given += [x.node for x, h in zip(self._mask_inputs, how, strict=True) if h == 2]
         leaves = [*self._kept_nodes, *used, *given]
-        roots = [n for n in found if n is not None]
+        roots = [x.node for x in found if x is not None]
         if any(n.op == "input" and n not in leaves for n in _ir.topological(roots, leaves)):
             raise AssertionError("a backward pass uses what was not kept")
         inputs, roots = _ir.cut(leaves, roots)
@@ -362,8 +352,8 @@ class _Backward:
         scalars = [p for n, p in places.items() if recording.is_scalar(trace.sources[n])]
         graph = _ir.Graph(inputs, roots, (), scalars)
         numbers = iter(range(len(roots)))
-        outputs = [None if node is None else next(numbers) for node in found]
-        return _BackwardProgram(program_for(self._fused, seen, graph), graph, outputs)
+        outputs = [None if x is None else (next(numbers), x.is_scalar) for x in found]
+        return _BackwardProgram(program_for(self._fused, seen, graph), outputs)
 
     # --------------------------------------------------------------------- higher derivatives
 
@@ -443,18 +433,16 @@ class _Cell:
 class _BackwardProgram:
     """Runs a backward pass: gradients of the variables, None for those it does not reach."""
 
-    def __init__(self, program: Any, graph: _ir.Graph, places: list) -> None:
-        self.graph = graph
+    def __init__(self, program: Any, places: list) -> None:
         self.program = program
-        self._run = getattr(program, "run", program)
         self._places = places
-        explain = getattr(program, "explain", None)
-        if explain is not None:
-            self.explain = explain
 
     def __call__(self, arrays: list, given: list) -> list:
-        out = self._run(*arrays, *given)
-        return [None if p is None else out[p] for p in self._places]
+        out = self.program.run(*arrays, *given)
+        return [
+            None if place is None else out[place[0]][()] if place[1] else out[place[0]]
+            for place in self._places
+        ]
 
 
 def _contiguous(x: Any) -> Any:

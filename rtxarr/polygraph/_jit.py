@@ -15,8 +15,8 @@ from typing import Any
 from rtxarr import _device
 from rtxarr.autograd import Tensor
 from rtxarr.autograd import capture as _capture
-from rtxarr.autograd._tape import Leaf, Node, mark_changed
-from rtxarr.autograd._tree import flatten
+from rtxarr.autograd._tape import Leaf, Node, mark_changed, raw
+from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._backends import program_for
 from rtxarr.polygraph._draws import Place
@@ -98,7 +98,7 @@ class Jitted(Fused):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._captured is None:
             return super().__call__(*args, **kwargs)
-        on_gpu = any(_device.is_device_array(_raw(x)) for x in flatten((args, kwargs))[0])
+        on_gpu = any(_device.is_device_array(raw(x)) for x in flatten((args, kwargs))[0])
         if on_gpu or _device.device().kind == "cuda":
             return self._captured(*args, **kwargs)
         return super().__call__(*args, **kwargs)
@@ -108,10 +108,6 @@ class Jitted(Fused):
 
     def _compiled(self, recording: Any, leaves: Sequence, structure: Any) -> Any:
         return Step(self, recording, leaves)
-
-
-def _raw(x: Any) -> Any:
-    return x.data if isinstance(x, Tensor) else x
 
 
 class _Gradient:
@@ -277,18 +273,17 @@ class Step:
                 trace.sources[i] = _Unused()
         self.program = program_for(jitted, trace, self.graph)
         self._recording = recording
+        self.effects = recording.effects
         text, names = call_text(recording, leaves, updates)
         words = result_words(outputs, names, trace.xp)
         self.text = text + f"    return done(L, [{', '.join(words)}])\n"
-        names["program"] = getattr(self.program, "run", self.program)
+        names["program"] = self.program.run
         names["done"] = functools.partial(self._done, n_results)
         exec(compile(self.text, "<fused step>", "exec"), names)
         self.run: Callable = names["run"]
 
     def _done(self, n_results: int, leaves: Sequence, made: list) -> Any:
         """Leave behind what the step would, and give its result."""
-        from rtxarr.autograd._tree import unflatten
-
         recording = self._recording
         given = iter(_apart(made[n_results:]))
         effects = [
@@ -312,13 +307,6 @@ class Step:
                 leaf.grad = g if leaf.grad is None else leaf.grad + g
         return unflatten(recording.structure, made[:n_results])
 
-    def explain(self) -> str:
-        """Return what runs, and what is called afterwards."""
-        own = getattr(self.program, "explain", None)
-        lines = [own() if own is not None else ir.text(self.graph)]
-        lines += [f"then {_name(function)}" for function, _ in self._recording.effects]
-        return "\n".join(lines)
-
 
 def _apart(arrays: list) -> list:
     """Copy arrays that are there twice: what one tensor does to its gradient is its own."""
@@ -330,7 +318,3 @@ def _apart(arrays: list) -> list:
         seen.add(id(x))
         found.append(x)
     return found
-
-
-def _name(function: Any) -> str:
-    return getattr(getattr(function, "func", function), "__qualname__", repr(function))

@@ -23,6 +23,7 @@ from rtxarr import _replay
 from rtxarr._device import namespace
 from rtxarr.polygraph import _admission
 from rtxarr.polygraph._admission import Case, Refused, difference, edge_cases
+from rtxarr.polygraph._explain import programs_of
 from rtxarr.polygraph._program import Program
 
 __all__ = ["Patch", "Refused", "patch", "slots_of"]
@@ -66,19 +67,10 @@ def _programs(target: Any) -> Iterator[Program]:
         yield target
         for part in target.parts:
             yield from _programs(part)
-    elif isinstance(target, dict):
-        for x in list(target.values()):
-            yield from _programs(x)
-    elif isinstance(target, list):
-        for x in target:
-            yield from _programs(x)
     elif hasattr(target, "_programs"):
-        yield from _programs(target._programs)
-    elif hasattr(target, "program"):
-        yield from _programs(target.program)
-        backward = getattr(target, "_backward", None)
-        if backward is not None:
-            yield from _programs(backward.programs)
+        for made in itertools.chain(*list(target._programs.values())):
+            for _, program in programs_of(made):
+                yield from _programs(program)
 
 
 def slots_of(target: Any) -> list[Slot]:
