@@ -56,7 +56,7 @@ def operations(dtype):
             continue
         node = ir.map_node(op, *[ir.input_node(0, dtype, (2,))] * n_sources)
         try:
-            out = _interpret._rule(op)(namespace(one), node, *[one] * n_sources)
+            out = _interpret.RULES[op](namespace(one), node, *[one] * n_sources)
         except TypeError:
             continue
         # Else NumPy casts, which a tracer writes out.
@@ -486,3 +486,20 @@ def test_fast_rows(shape):
 def test_fast_random_graphs(seed):
     maker = Maker(seed, dtype=("float32", "float64")[seed % 2], n_steps=seed % 20 + 3)
     run(maker.graph(), maker.arrays(), exact=False, backend=PoisonedFast())
+
+
+@pytest.mark.parametrize("op", ["argmax", "argmin"])
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "uint8", "int64", "bool"])
+@pytest.mark.parametrize("cols", [1, 2, 255, 256, 257, 1000])
+def test_the_first_of_equals_is_found(cols, name, op):
+    rng = np.random.default_rng(cols)
+    x = ir.input_node(0, name, (40, cols))
+    array = rng.integers(0, 3, (40, cols)).astype(name)
+    if is_float(x.dtype):
+        array[rng.random((40, cols)) < 0.2] = -0.0
+        array[30:][rng.random((10, cols)) < 2 / cols] = np.nan
+        array[7] = -np.inf
+        array[8] = np.inf
+    doubled = ir.map_node("maximum", x, ir.broadcast(ir.reduce_node("min", x, (1, 0)), x.shape))
+    graph = ir.Graph([x], [ir.reduce_node(op, n, (1,)) for n in (x, doubled)])
+    run(graph, [array])

@@ -94,7 +94,7 @@ def fuses(op: str, dtype: np.dtype) -> bool:
     if op == "segment_reduce":
         return kind(dtype) == "f"
     if op in ("argmax", "argmin"):
-        return kind(dtype) != "c"
+        return kind(dtype) != "c" and _ufuncs.find(op[3:], dtype) is not None
     if op in BINARY:
         return (op not in ("max", "min") or kind(dtype) != "c") and bool(_ufuncs.find(op, dtype))
     if op == "pow" and kind(dtype) in "iu":

@@ -87,6 +87,7 @@ class Writer(Totals):
                 self._entry.append(f"  %b_{b.name} = load ptr, ptr %a_{b.name}")
         room = [f"  %total{i} = alloca double" for i in range(self._n_totals)]
         if self._loop_names:
+            room.append("  %hit = alloca i8")
             room.append("  %data = alloca [4 x ptr]")
             room.append("  %steps = alloca [4 x i64]")
             room.append("  %count = alloca i64")

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from rtxarr.polygraph._loops import Accumulator
 from rtxarr.polygraph.codegen import _ufuncs
 from rtxarr.polygraph.codegen._assembly import kind, llvm_type
 from rtxarr.polygraph.codegen._cpu import BINARY, Planned, Section
 from rtxarr.polygraph.codegen._cpu_values import INT64, Values, identity
+
+# Values that are searched as a whole.
+_STRETCH = 256
 
 
 class Totals(Values):
@@ -100,8 +105,8 @@ class Totals(Values):
         def start(a, result, lane):
             if a.op.startswith("arg"):
                 self._put(*self._total_place(result, lane), INT64, "-1")
-                zero = identity("sum", a.dtype)
-                self._put(*self._total_place(result, lane, best=True), a.dtype, zero)
+                value = identity(a.op[3:], a.dtype)
+                self._put(*self._total_place(result, lane, best=True), a.dtype, value)
             else:
                 value = identity(a.op, a.dtype)
                 self._put(*self._total_place(result, lane), a.dtype, value)
@@ -218,19 +223,64 @@ class Totals(Values):
             else:
                 at = self._product(self._product(lane, self.n_cols), size)
                 pointer, step = self._pointer(f"%slot{of.slot}", at, "i8"), size
-            if not a.op.startswith("arg"):
-                base, at = self._total_place(result, lane)
-                at = self._product(at, str(a.dtype.itemsize))
-                total = self._pointer(base, at, "i8"), "0"
-                loop = _ufuncs.find(a.op, a.dtype)
-                self._call(loop, [total, (pointer, step), total], self.n_cols)
-                return
-
-            def one(c):
-                at = self._product(self._difference(c, self.c0), step)
-                x = self._fetch(self._pointer(pointer, at, "i8"), "0", a.dtype)
-                self._best(a, result, x, lane, c)()
-
-            self._loop(self.c0, self.c1, one)
+            is_index = a.op.startswith("arg")
+            base, at = self._total_place(result, lane, best=is_index)
+            at = self._product(at, str(a.dtype.itemsize))
+            total = self._pointer(base, at, "i8")
+            loop = _ufuncs.find(a.op.removeprefix("arg"), a.dtype)
+            self._call(loop, [(total, "0"), (pointer, step), (total, "0")], self.n_cols)
+            if is_index:
+                found = self._find(pointer, step, a.dtype, self._fetch(total, "0", a.dtype))
+                index = self._sum(self.c0, found)
+                self._put(*self._total_place(result, lane), INT64, index)
 
         self._loop(self.r0, self.r1, one_r)
+
+    def _find(self, pointer: str, step: str, dtype: np.dtype, wanted: str) -> str:
+        """Return where the first of a row's values is that equals ``wanted``, or is NaN as it is.
+
+        Stretches are searched as a whole, in vector instructions, before the values of one.
+        """
+        asm = self.asm
+        is_nan = asm.apply("isnan", dtype, [wanted]) if kind(dtype) in "fh" else None
+        stretch, single, end = (asm.fresh(word) for word in ("stretch", "single", "found"))
+        before = asm.block
+
+        def test(i):
+            x = self._fetch(self._pointer(pointer, self._product(i, step), "i8"), "0", dtype)
+            same = asm.apply("equal", dtype, [x, wanted])
+            if is_nan is None:
+                return same
+            return asm.let(f"select i1 {is_nan}, i1 {asm.apply('isnan', dtype, [x])}, i1 {same}")
+
+        asm.say(f"br label %{stretch}")
+        asm.start(stretch)
+        start, following = "%" + asm.fresh("i"), "%" + asm.fresh("i")
+        at = len(asm.lines)
+        asm.lines.append("")
+        last = self._smallest(self._sum(start, str(_STRETCH)), self.n_cols)
+        asm.say("store i8 0, ptr %hit")
+
+        def look(i):
+            hit = asm.let("load i8, ptr %hit")
+            new = asm.let(f"zext i1 {test(i)} to i8")
+            asm.say(f"store i8 {asm.let(f'or i8 {hit}, {new}')}, ptr %hit")
+
+        self._loop(start, last, look)
+        is_here = asm.let(f"icmp ne i8 {asm.let('load i8, ptr %hit')}, 0")
+        over = asm.let(f"icmp sge i64 {last}, {self.n_cols}")
+        here = asm.let(f"or i1 {is_here}, {over}")
+        asm.lines[at] = f"  {start} = phi i64 [0, %{before}], [{following}, %{asm.block}]"
+        asm.say(f"{following} = add i64 {start}, {_STRETCH}")
+        from_ = asm.block
+        asm.say(f"br i1 {here}, label %{single}, label %{stretch}")
+        asm.start(single)
+        i, more = "%" + asm.fresh("i"), "%" + asm.fresh("i")
+        at = len(asm.lines)
+        asm.lines.append("")
+        found = test(i)
+        asm.lines[at] = f"  {i} = phi i64 [{start}, %{from_}], [{more}, %{asm.block}]"
+        asm.say(f"{more} = add i64 {i}, 1")
+        asm.say(f"br i1 {found}, label %{end}, label %{single}")
+        asm.start(end)
+        return i
