@@ -8,7 +8,7 @@ destinations and once by sources. The rules for tensors, and those of the CPU, a
 from rtxarr._device import full_scalar, namespace
 from rtxarr.autograd import stop_gradient
 from rtxarr.autograd._op import differentiable
-from rtxarr.autograd._tape import Tensor
+from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import accumulator
 from rtxarr.geom import _edges
 from rtxarr.geom._edges import edges_of
@@ -73,7 +73,7 @@ def projected_attention(
 
 def head_dots(values, vector_src, vector_dst, graph):
     """Give the products of sources' heads with a vector, and of the destinations among them."""
-    if not isinstance(values, Tensor) and kernels.fits(values):
+    if _by_kernels(values):
         vectors = _in(values.dtype, vector_src, vector_dst)
         src, dst = edge_kernels.head_dots(values, *vectors)
         return src, dst[: graph.n_dst]
@@ -124,23 +124,23 @@ def _dropped(weight, place, rate):
 # --------------------------------------------------------------------------------------- rules
 
 
-def _by_kernels(g, values):
-    """Tell whether the kernels give the gradients: those of arrays."""
-    return not (isinstance(g, Tensor) or isinstance(values, Tensor)) and kernels.fits(values)
+def _by_kernels(values):
+    """Tell whether the kernels give results and gradients: those of arrays."""
+    return not isinstance(values, Tensor) and kernels.fits(values)
 
 
 def _gradient(kind, g, out, values, src, dst, vector, edge, graph, factor, place, rate, **options):
     """Give the gradients of all that has a part in the scores, and of the values first."""
     (g, _), (out, kept) = g, out
-    if _by_kernels(g, values):
-        (grad,) = _in(values.dtype, g)
+    if _by_kernels(values):
+        (grad,) = _in(values.dtype, raw(g))
         scores = _scores(kind, values, src, dst, vector, edge, factor)
         options |= {"place": place, "rate": rate}
         sides = edges_of(graph), edges_of(graph.T)
         return kernels.attend_gradient(grad, out, kept, scores, values, *sides, **options)
     values, src, dst, vector, edge, g, out = _wide(values, src, dst, vector, edge, g, out)
     weight = kept
-    if isinstance(kept, Tensor):
+    if isinstance(kept, Tensor):  # which has no gradient
         logits = logits_of(kind, values, src, dst, vector, edge, graph, factor)
         weight = _edges.softmax_over_edges(logits, graph=graph)
     kept = _dropped(weight, place, rate)
@@ -180,9 +180,9 @@ def logits_of(kind, values, src, dst, vector, edge, graph, factor):
     if kind == "dot":
         dst = dst * factor
         found = _edges.edge_dot(src, dst, graph=graph)
-        return (
-            found if edge is None else found + sum(edge * _edges.spread(dst, graph=graph), axis=-1)
-        )
+        if edge is not None:
+            found = found + sum(edge * _edges.spread(dst, graph=graph), axis=-1)
+        return found
     if edge is not None:
         terms = _additive_terms(values, dst, edge, graph)
         return sum(leaky_relu(terms, negative_slope=factor) * vector, axis=-1)
@@ -244,7 +244,7 @@ def _dot_rule(g, out, values, key, query, edge, graph, scale, place, rate):
 def _projected_rule(g, out, values, vector_src, vector_dst, edge, graph, slope, place, rate):
     src, dst = head_dots(values, vector_src, vector_dst, graph)
     given = (g, out, values, src, dst, None, edge, graph, slope, place, rate)
-    if _by_kernels(g, values):
+    if _by_kernels(values):
         vectors = _in(values.dtype, vector_src, vector_dst)
         of_values, of_src, of_dst, _, of_edge = _gradient("additive", *given, projections=vectors)
         return of_values, *edge_kernels.head_sums(values, of_src, of_dst), of_edge
