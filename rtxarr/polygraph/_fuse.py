@@ -136,6 +136,18 @@ class Fused:
         n = sum(map(len, self._programs.values()))
         return f"<Fused {self.name}, {n} programs>"
 
+    def __reduce__(self) -> Any:
+        """Copy the function, and no programs; one of a module is itself."""
+        found: Any = sys.modules.get(getattr(self, "__module__", ""))
+        for name in getattr(self, "__qualname__", "").split("."):
+            found = getattr(found, name, None)
+        if found is self:
+            return self.__qualname__
+        return _made, (type(self), self._function, self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {"mode": self.mode, "backend": self.backend}
+
     @property
     def name(self) -> str:
         """What the function is called."""
@@ -363,6 +375,10 @@ class Fused:
             self._by_value.clear()
             self._n_changed.clear()
             self.reasons.clear()
+
+
+def _made(kind: type[Fused], function: Callable, options: dict[str, Any]) -> Fused:
+    return kind(function, **options)
 
 
 class _Valued(tuple):

@@ -8,13 +8,17 @@ copy of the function in which arrays are tracers.
 from __future__ import annotations
 
 import argparse
-import collections
+import collections.abc
+import contextvars
 import copy
 import dis
 import functools
+import operator
+import os
 import random
 import sys
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,13 +59,15 @@ _WRAPPERS = (
 )
 _BY_TEXT = frozenset("getattr hasattr attrgetter methodcaller __getattribute__".split())
 _DYNAMIC = frozenset("getattr attrgetter vars __dict__ __getattribute__ __getattr__".split())
+_MODULES = frozenset("modules import_module __import__".split())
+_ENVIRONMENT = frozenset("environ getenv environb getenvb".split())
 _SPECIAL = frozenset(
     f"__{name}__"
     for name in """
         add sub mul truediv floordiv mod pow matmul and or xor lshift rshift radd rsub rmul rtruediv
         rfloordiv rmod rpow rmatmul rand ror rxor iadd isub imul itruediv imatmul neg pos abs invert
         eq ne lt le gt ge getitem len iter contains call bool float int index complex enter exit
-        getattr getattribute array array_ufunc array_function hash str repr
+        getattr getattribute array array_ufunc array_function hash str repr get set delete
     """.split()
 )
 
@@ -69,6 +75,10 @@ _SPECIAL = frozenset(
 def _of_library(name: str | None) -> bool:
     name = name or ""
     return name.partition(".")[0] in _LIBRARIES and not name.startswith("rtxarr.recipes.")
+
+
+def _of_standard_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 def _is_of_library(kind: type) -> bool:
@@ -216,7 +226,7 @@ class Surroundings:
         self._rebuilt[id(f)] = f
         code = f.__code__
         _refuse_writes(code)
-        self._use(code)
+        self._use(code, f.__globals__)
         changed_globals = {}
         for name in _globals_of(code):
             value = f.__globals__.get(name, _MISSING)
@@ -244,13 +254,27 @@ class Surroundings:
         self._rebuilt[id(f)] = new
         return new
 
-    def _use(self, code: types.CodeType) -> None:
-        """Note the names that a function uses."""
+    def _use(self, code: types.CodeType, around: dict) -> None:
+        """Note the names that a function uses; ``around`` are its globals."""
         names = _names(code)
         self._names.update(dict.fromkeys(names))
         self._is_dynamic |= not _DYNAMIC.isdisjoint(names)
         if not _BY_TEXT.isdisjoint(names):
             self._names.update(dict.fromkeys(_texts(code)))
+        if "globals" in names:
+            for name in _texts(code):
+                self._entries.append((around, name, around.get(name, _MISSING)))
+                self._follow(around.get(name))
+        imported = _imported(code)
+        if not _MODULES.isdisjoint(names):
+            imported = (*imported, *_texts(code), str(around.get("__name__")))
+        for name in imported:
+            for full in (name, f"{around.get('__package__')}.{name}"):
+                if not _of_library(full):
+                    self._entries.append((sys.modules, full, sys.modules.get(full, _MISSING)))
+                    self._follow(sys.modules.get(full))
+        if not _ENVIRONMENT.isdisjoint(names):
+            self.checks.append(functools.partial(operator.eq, os.environ, dict(os.environ)))
 
     def _cell(self, cell: Any) -> Any:
         try:
@@ -338,10 +362,18 @@ class Surroundings:
             self._function(x)
         elif isinstance(x, _CONTAINERS):
             self._parts(x)
-        elif isinstance(x, (set, frozenset, collections.deque)):
-            self._lists.append((x, tuple(x)))
-            for part in x:
-                self._hold_array(part) if is_array(part) else self._follow(part)
+        elif isinstance(x, collections.abc.Collection) and _of_standard_library(type(x)):
+            for parts in (x, x.values()) if isinstance(x, collections.abc.Mapping) else (x,):
+                self._lists.append((parts, tuple(parts)))
+                for part in parts:
+                    self._hold_array(part) if is_array(part) else self._follow(part)
+        elif isinstance(x, weakref.ref):
+            self.checks.append(functools.partial(_gives, x, x()))
+            self._follow(x())
+        elif isinstance(x, contextvars.ContextVar):
+            get = functools.partial(x.get, _MISSING)
+            self.checks.append(functools.partial(_gives, get, get()))
+            self._follow(get())
         elif isinstance(x, (np.random.Generator, np.random.RandomState, random.Random)):
             self._stateful.append((x, _state(x)))
         elif isinstance(x, Iterator):
@@ -349,6 +381,7 @@ class Surroundings:
         elif isinstance(x, (type, types.ModuleType)):
             if not _of_library(getattr(x, "__module__", x.__name__)):
                 self.objects.append(x)
+                self._follow(type(x))
         else:
             self._object(x)
 
@@ -360,6 +393,8 @@ class Surroundings:
         elif not _of_library(kind.__module__):
             self.objects.append(x)
             self._follow(kind)
+        elif _of_standard_library(kind) and hasattr(x, "__dict__"):
+            self.objects.append(x)
 
     def _parts(self, x: Any) -> None:
         """Note what an attribute's container holds; arrays by identity."""
@@ -476,6 +511,16 @@ def _globals_of(code: types.CodeType) -> tuple:
 
 
 @functools.lru_cache(maxsize=1024)
+def _imported(code: types.CodeType) -> tuple:
+    """Return the names of modules that a function imports."""
+    found = [i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"]
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            found += _imported(part)
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=1024)
 def _texts(code: types.CodeType) -> tuple:
     """Return the strings in a function and those inside it."""
     texts = [x for inner in _codes(code) for x in inner.co_consts if isinstance(x, str)]
@@ -519,6 +564,10 @@ def _is_bound(cell: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _gives(read: Any, before: Any) -> bool:
+    return _same(read(), before)
 
 
 def _unchanged(x: Any, before: int) -> bool:

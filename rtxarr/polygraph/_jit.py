@@ -103,6 +103,9 @@ class Jitted(Fused):
             return self._captured(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
+    def _options(self) -> dict[str, Any]:
+        return {**super()._options(), "capture": self._captured is not None}
+
     def _record(self, leaves: Sequence, structure: Any, xp: Any, plain: bool) -> Recording:
         return StepRecording(self._function, leaves, structure, xp, plain=plain)
 
@@ -192,6 +195,8 @@ class StepRecording(Recording):
         self.effects: list[tuple[Callable, list]] = []
         self.grads: list[tuple[Any, Any]] = []
         self.replaced: list[tuple[Tensor, Any]] = []
+        if any(isinstance(x, Tensor) and type(x.node) is Node for x in args[1]):
+            raise Concretization("it takes a tensor whose graph began outside of it")
         try:
             super().__init__(*args, **options)
         finally:
@@ -275,6 +280,12 @@ class Step:
         self._recording = recording
         self.effects = recording.effects
         text, names = call_text(recording, leaves, updates)
+        tracked = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.node is not None]
+        if tracked:
+            names["Leaf"] = Leaf
+            tests = " or ".join(f"type(L[{i}].node) is not Leaf" for i in tracked)
+            first, rest = text.split("\n", 1)
+            text = f"{first}\n    if {tests}: return EAGER\n{rest}"
         words = result_words(outputs, names, trace.xp)
         self.text = text + f"    return done(L, [{', '.join(words)}])\n"
         names["program"] = self.program.run

@@ -89,7 +89,9 @@ def held_by(x: Any) -> Any:
         return vars(x)
     kind: Any = type(x)
     names = tuple(_slots(kind))
-    return Slots(x, names) if names or not hasattr(x, "__dict__") else vars(x)
+    if names or not hasattr(x, "__dict__") or isinstance(x, threading.local):
+        return Slots(x, names)
+    return vars(x)
 
 
 @contextmanager

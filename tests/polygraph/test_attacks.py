@@ -1,16 +1,23 @@
 """What a hostile user does to a fused function: it gives what the function gives."""
 
 import argparse
+import array
 import collections
+import contextvars
 import copy
 import dataclasses
 import decimal
 import enum
 import itertools
 import operator
+import os
+import pickle
 import random
+import sys
+import threading
 import types
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -602,3 +609,124 @@ def test_gradients_of_what_branches_and_loops_find():
             rx.sum(y).backward()
             found.append((y.data, w.grad))
         assert_same(*found)
+
+
+# ------------------------------------------------------------------------------ other places
+
+
+class Doubled:
+    def __get__(self, owner, kind=None):
+        return owner.raw * 2
+
+
+class Kind(type):
+    factor = 2.0
+
+
+class Odd(metaclass=Kind):
+    doubled = Doubled()
+
+    def __init__(self):
+        self.raw = 1.0
+
+
+def test_numbers_in_all_sorts_of_places(monkeypatch):
+    local, variable = threading.local(), contextvars.ContextVar("variable", default=2.0)
+    local.value = 2.0
+    odd, held = Odd(), array.array("d", [2.0])
+    reference, chained = weakref.ref(odd), collections.ChainMap({"a": 2.0})
+    nested, cycle = [[[[[[[[[2.0]]]]]]]]], [2.0]
+    cycle.append(cycle)
+    module = types.ModuleType("of_the_test")
+    module.value = 2.0
+    monkeypatch.setitem(sys.modules, "of_the_test", module)
+    monkeypatch.setenv("RTXARR_OF_THE_TEST", "2")
+
+    def imported(x):
+        import of_the_test
+
+        return x * of_the_test.value
+
+    def imported_from(x):
+        from of_the_test import value
+
+        return x * value
+
+    for f, change in (
+        (lambda x: x * local.value, lambda: setattr(local, "value", 3.0)),
+        (lambda x: x * variable.get(), lambda: variable.set(3.0)),
+        (lambda x: x * reference().raw, lambda: setattr(odd, "raw", 3.0)),
+        (lambda x: x * odd.doubled, lambda: setattr(odd, "raw", 4.0)),
+        (lambda x: x * Odd.factor, lambda: monkeypatch.setattr(Kind, "factor", 3.0)),
+        (lambda x: x * held[0], lambda: operator.setitem(held, 0, 3.0)),
+        (lambda x: x * chained["a"], lambda: operator.setitem(chained, "a", 3.0)),
+        (
+            lambda x: x * nested[0][0][0][0][0][0][0][0][0],
+            lambda: operator.setitem(nested[0][0][0][0][0][0][0][0], 0, 3.0),
+        ),
+        (lambda x: x * cycle[1][1][0], lambda: operator.setitem(cycle, 0, 3.0)),
+        (lambda x: x * globals()["SCALE"], lambda: set_scale(3.0)),
+        (lambda x: x * sys.modules[__name__].SCALE, lambda: set_scale(2.0)),
+        (
+            lambda x: x * float(os.environ["RTXARR_OF_THE_TEST"]),
+            lambda: os.environ.update(RTXARR_OF_THE_TEST="3"),
+        ),
+        (imported, lambda: setattr(module, "value", 3.0)),
+        (imported_from, lambda: setattr(module, "value", 4.0)),
+    ):
+        follows(f, change)
+
+
+def triple(x):
+    return x * 3
+
+
+@rx.fuse
+def decorated(x):
+    return x * 5
+
+
+class Holder(nn.Module):
+    def __init__(self):
+        self.w = nn.Parameter(np.ones(4, np.float32))
+        self.run = fuse(self.scaled)
+
+    def scaled(self, x):
+        return x * self.w
+
+    def forward(self, x):
+        return self.run(x)
+
+
+def test_fused_functions_are_copied_and_pickled():
+    fused = fuse(triple)
+    for made in (copy.copy(fused), copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+        assert_same(made(X), X * 3)
+        assert made.backend == "interpreter"
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    step = rx.jit(triple, mode="fast", capture=False)
+    assert copy.copy(step)._options() == step._options()
+    holder = Holder()
+    assert_same(holder(X).data, X)
+    other = copy.deepcopy(holder)
+    other.w.assign(np.zeros(4, np.float32))
+    assert_same(other(X).data, X * 0)
+    assert_same(holder(X).data, X)
+
+
+def test_a_step_takes_tensors_of_a_graph():
+    p = nn.Parameter(np.ones(4, np.float32))
+
+    def step(x):
+        loss = rx.sum(x * x * p)
+        loss.backward()
+        return loss
+
+    found = []
+    for call in (step, rx.jit(step, backend="interpreter")):
+        p.grad = None
+        leaf = rx.Tensor(X.copy(), requires_grad=True)
+        call(leaf)
+        call(rx.tanh(leaf))
+        found.append((leaf.grad, p.grad))
+    assert_same(*found)
