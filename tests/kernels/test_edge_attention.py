@@ -250,6 +250,36 @@ def test_bits_do_not_change(place, skewed, kind):
             assert_close(a, b, exact=True)
 
 
+@pytest.mark.parametrize("kind", ["terms-of-edges", "mlp", "dot-edges", "projected"])
+def test_second_derivatives_are_slopes_of_the_first(place, kind):
+    """They are composed of other operations, where the results are those of the kernels."""
+    src, dst = np.array([0, 2, 2, 1, 1, 0]), np.array([1, 1, 0, 0, 0, 0])
+    graph, rng = geom.Graph.from_edges(src, dst, n_nodes=4), np.random.default_rng(3)
+    given = arguments(kind, graph, 2, 1, "float64")
+    names = [name for name, x in given.items() if x is not None]
+    weight = there(rng.standard_normal((graph.n_dst, 2, 1)), place)
+    along = {name: rng.standard_normal(given[name].shape) for name in names}
+
+    def first(step, **options):
+        moved = dict.fromkeys(given)
+        for name in names:
+            x = there(given[name] + step * along[name], place)
+            moved[name] = rx.Tensor(x, requires_grad=True)
+        total = rx.sum(call(kind, graph.to_device(place), moved)[0] * weight)
+        inputs = [moved[name] for name in names]
+        return rx.autograd.gradients([total], inputs, **options), inputs
+
+    found, inputs = first(0.0, create_graph=True)
+    slope = rx.sum(found[0] * there(along[names[0]], place))
+    for name, x in zip(names[1:], found[1:], strict=True):
+        slope = slope + rx.sum(x * there(along[name], place))
+    second = rx.autograd.gradients([slope], inputs)
+    above, below = first(1e-5)[0], first(-1e-5)[0]
+    for got, a, b in zip(second, above, below, strict=True):
+        a, b, got = (_device.to_device(rx.Tensor(x).data, "cpu") for x in (a, b, got))
+        assert_close(got, (a - b) / 2e-5, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the simulator: infinity minus itself
 def test_scores_that_are_not_finite(place):
     """A row of -inf gives zeros, a NaN stays in its row, and the largest takes it all."""
