@@ -450,7 +450,13 @@ class Writer(Totals):
         early: dict[Planned, Value] = {}
         places: list[Before] = []
         by_row = plan.kind == "rows" or (plan.kind == "segments" and level == 0)
-        first = self._before_inner(section, kept, stores, totals, level)
+        inner = plan.inner
+        if plan.kind == "segments":
+            inner = "c" if level == 0 else "f"
+        wanted = section, kept, stores, totals, level
+        first = self._before_inner(*wanted, {inner, f"{inner}_hi", f"{inner}_lo"})
+        by_run = self._before_inner(*wanted, {inner, f"{inner}_lo"}) if plan.split else []
+        of_run: dict[Planned, Value] = {}
         # Totals of a row whose elements the inner loop runs over are kept in registers.
         registers = totals if by_row and totals else []
 
@@ -465,13 +471,20 @@ class Writer(Totals):
             places.append(Before(self.asm, counters))
             self._levels = [places[-1]]
 
+        def at_run(counters):
+            self.counters, self.cache = counters, dict(early)
+            for v in by_run:
+                self._get(v)
+            of_run.clear()
+            of_run.update(self.cache)
+
         def after():
             for i, (a, result, _) in enumerate(registers):
                 total = self._fetch(f"%total{i}", "0", a.dtype)
                 self._put(*self._total_place(result), a.dtype, total)
 
         def body(counters, lanes):
-            self.counters, self.lanes, self.cache = counters, lanes, dict(early)
+            self.counters, self.lanes, self.cache = counters, lanes, {**early, **of_run}
             for v in kept:
                 self.cache[v] = x = self._compute(v)
                 self._put(f"%slot{v.slot}", self.lanes[v.in_row, v.level], v.dtype, x)
@@ -485,22 +498,20 @@ class Writer(Totals):
 
         self._n_totals = max(self._n_totals, len(registers))
         self._independent = not registers
+        self._at_run = at_run
         self._nest(section.in_row, level, outside, body, after)
-        self._independent = True
+        self._independent, self._at_run = True, lambda counters: None
         for place in places:
             place.close()
         self._levels = []
 
     def _before_inner(
-        self, section: Section, kept: list, stores: list, totals: list, level: int
+        self, section: Section, kept: list, stores: list, totals: list, level: int, inner: set
     ) -> list:
-        """Return the values that are the same in the whole of the inner loop."""
+        """Return the values that are the same in the whole of a loop over ``inner``."""
         plan = self.plan
         if section.in_row and (plan.kind != "segments" or level == 0):
             return []
-        inner = {plan.inner + end for end in ("", "_hi", "_lo")}
-        if plan.kind == "segments":
-            inner = {"c", "c_hi", "c_lo"} if level == 0 else {"f", "f_hi", "f_lo"}
         found: dict[Planned, None] = {}
 
         def is_same(v):

@@ -97,6 +97,8 @@ class Values:
         self._n_totals = 0
         self._item: str | None = None  # in parts: which part of all parts of all rows
         self._independent = True
+        # Writes what is the same in the whole of a run of the inner counter.
+        self._at_run: Callable = lambda counters: None
 
     def _number(self, n: int) -> str:
         """Return the name of a number above 1 of an index expression: a parameter."""
@@ -172,6 +174,7 @@ class Values:
                 body(counters, self._sum(lane_base, lo))
 
             known = self._levels[-1].known if self._levels else {}
+            self._at_run({**known, name + "_hi": hi})
             self._levels.append(Before(asm, {**known, name + "_hi": hi}))
             self._loop(lowest, highest, one, inner=True)
             self._levels.pop().close()
