@@ -192,10 +192,9 @@ def check_call(function: Any, options: tuple) -> None:
     """See that a call is of one of the library's functions of arrays."""
     inner = getattr(function, "function", function)  # it may come with some of its arguments
     name = dict(options).get("name")
-    if _name(inner) == "rtxarr.polygraph._namespace:library":
-        good = _LIBRARY.fullmatch(str(name)) is not None
-    elif _name(inner) == "rtxarr.polygraph._elementwise:ufunc_call":
-        good = isinstance(getattr(np, str(name), None), np.ufunc)
+    if _name(inner) == "rtxarr.polygraph._calls:library":
+        is_ufunc = isinstance(getattr(np, str(name), None), np.ufunc)
+        good = is_ufunc or _LIBRARY.fullmatch(str(name)) is not None
     else:
         good = _name(inner) == "rtxarr.polygraph._indexing:put" or hasattr(inner, "__wrapped__")
     if not good:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from rtxarr import dtypes
-from rtxarr._device import is_array, is_device_array
+from rtxarr._device import is_array
 from rtxarr.polygraph import _ir
+from rtxarr.polygraph._calls import library
 from rtxarr.polygraph._scalar import Scalar
 from rtxarr.polygraph._trace import Tracer, concretization, current
 
@@ -226,14 +227,7 @@ def _node(name, ufunc, nodes, result, shape):
         return node if node.dtype == result else _ir.cast(node, result)
     if ufunc.signature is not None or ufunc.nout != 1:
         raise concretization(f"np.{ufunc.__name__}")
-    return _ir.call(ufunc_call, nodes, (("name", ufunc.__name__),), ((result, shape),))[0]
-
-
-def ufunc_call(*arrays: Any, name: str) -> Any:
-    """Run a ufunc that has no node of its own."""
-    from rtxarr._device import namespace
-
-    return getattr(namespace(*arrays), name)(*arrays)
+    return _ir.call(library, nodes, (("name", ufunc.__name__),), ((result, shape),))[0]
 
 
 def _power_arguments(args: tuple) -> tuple:
@@ -320,8 +314,3 @@ def where_dtype(*kinds: Any) -> np.dtype:
     strong = [k for k in kinds if not isinstance(k, type)]
     weak = [k(1) for k in kinds if isinstance(k, type)]
     return dtypes.result_type(*strong, *weak)
-
-
-def on_wrong_library(x: Any) -> bool:
-    """Tell whether a real array is of another library than the trace's."""
-    return is_device_array(x) is current().on_numpy

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rtxarr.polygraph import _ir
+from rtxarr.polygraph._calls import called
 from rtxarr.polygraph._elementwise import as_array, cast_node, elementwise, where_dtype
 from rtxarr.polygraph._trace import Tracer, current
 
@@ -126,9 +127,7 @@ class SVDResult(NamedTuple):
 
 def _call(name: str, kind: Any = None) -> Any:
     def function(*arrays, **options):
-        from rtxarr.polygraph._namespace import _opaque
-
-        out = _opaque(f"linalg.{name}", arrays, options)
+        out = called(f"linalg.{name}", [as_array(a) for a in arrays], options)
         return out if kind is None else kind(*out)
 
     function.__name__ = function.__qualname__ = name
@@ -157,6 +156,4 @@ vector_norm = _call("vector_norm")
 
 def matrix_power(x, n, /):
     """Return a power of square matrices."""
-    from rtxarr.polygraph._namespace import _opaque
-
-    return _opaque("linalg.matrix_power", (x,), {"n": int(n)})
+    return called("linalg.matrix_power", (as_array(x),), {"n": int(n)})

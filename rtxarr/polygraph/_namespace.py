@@ -41,6 +41,7 @@ from rtxarr.polygraph import _elementwise as maps
 from rtxarr.polygraph import _fft as fft
 from rtxarr.polygraph import _ir
 from rtxarr.polygraph import _linalg as linalg
+from rtxarr.polygraph._calls import called
 from rtxarr.polygraph._elementwise import as_array, cast_node, elementwise, where
 from rtxarr.polygraph._linalg import matmul, matrix_transpose, tensordot, vecdot
 from rtxarr.polygraph._reduce import (
@@ -164,7 +165,7 @@ def round(x, /, decimals=0):
     """Round to the nearest integer, halves to even."""
     x = as_array(x)
     if decimals:
-        return _opaque("round", (x,), {"decimals": decimals}, [(x.dtype, x.shape)])
+        return called("round", (x,), {"decimals": decimals}, [(x.dtype, x.shape)])
     return x if x.dtype.kind in "iub" else elementwise(np.rint, x)
 
 
@@ -588,54 +589,18 @@ def diff(x, /, *, axis=-1, n=1, prepend=None, append=None):
 # ----------------------------------------------------------------------- calls of the library
 
 
-def library(*arrays: Any, name: str, **options: Any) -> Any:
-    """Run a function of the arrays' namespace that has no node of its own."""
-    from rtxarr._device import namespace
-
-    function: Any = namespace(*arrays)
-    for part in name.split("."):
-        function = getattr(function, part)
-    out = function(*arrays, **options)
-    return tuple(out) if isinstance(out, (tuple, list)) else out
-
-
-def _opaque(name: str, arrays: Any, options: dict, results: Any = None) -> Any:
-    """Return what a function of the namespace gives, as a call; a tuple if it gives several."""
-    found = [as_array(a) for a in arrays]
-    single = True
-    if results is None:
-        out = library(*map(_stand_in, found), name=name, **options)
-        single = not isinstance(out, tuple)
-        results = [(o.dtype, o.shape) for o in ((out,) if single else out)]
-    single = single and len(results) == 1
-    named = tuple(sorted({"name": name, **options}.items()))
-    nodes = _ir.call(
-        library, [a.node for a in found], named, tuple((np.dtype(d), s) for d, s in results)
-    )
-    made = tuple(current().fresh(node) for node in nodes)
-    return made[0] if single else made
-
-
-def _stand_in(x: Tracer) -> np.ndarray:
-    """Return an array of the dtype and shape of ``x`` that functions of matrices accept."""
-    if x.ndim < 2:
-        return np.ones(x.shape, x.dtype)
-    eye_ = np.eye(*x.shape[-2:], dtype=x.dtype)
-    return np.broadcast_to(eye_, x.shape).copy()
-
-
 def sort(x, /, *, axis=-1, descending=False, stable=True):
     """Sort along one axis."""
     x = as_array(x)
     options = {"axis": _axis(axis, x.ndim), "descending": descending, "stable": stable}
-    return _opaque("sort", (x,), options, [(x.dtype, x.shape)])
+    return called("sort", (x,), options, [(x.dtype, x.shape)])
 
 
 def argsort(x, /, *, axis=-1, descending=False, stable=True):
     """Return the indices that sort ``x`` along one axis."""
     x = as_array(x)
     options = {"axis": _axis(axis, x.ndim), "descending": descending, "stable": stable}
-    return _opaque("argsort", (x,), options, [(np.dtype(int64), x.shape)])
+    return called("argsort", (x,), options, [(np.dtype(int64), x.shape)])
 
 
 def searchsorted(x1, x2, /, *, side="left", sorter=None):
@@ -643,13 +608,13 @@ def searchsorted(x1, x2, /, *, side="left", sorter=None):
     x1, x2 = as_array(x1), as_array(x2)
     if sorter is not None:
         x1 = take(x1, sorter, axis=0)
-    return _opaque("searchsorted", (x1, x2), {"side": side}, [(np.dtype(int64), x2.shape)])
+    return called("searchsorted", (x1, x2), {"side": side}, [(np.dtype(int64), x2.shape)])
 
 
 def isin(x1, x2, /, *, invert=False):
     """Tell which elements of ``x1`` occur in ``x2``."""
     x1 = as_array(x1)
-    return _opaque("isin", (x1, x2), {"invert": invert}, [(np.dtype(bool), x1.shape)])
+    return called("isin", (x1, as_array(x2)), {"invert": invert}, [(np.dtype(bool), x1.shape)])
 
 
 def nonzero(x, /):

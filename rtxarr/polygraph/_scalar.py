@@ -248,9 +248,3 @@ for _name in _SIGNS:
 del _name, _forward, _reflected
 
 numbers.Number.register(Scalar)
-
-
-def compiled(expressions: list[str]) -> Callable[[tuple], tuple]:
-    """Return a function from the scalar arguments to the values of the expressions."""
-    body = "".join(f"{e}, " for e in expressions)
-    return eval(f"lambda a: ({body})", dict(NAMES))

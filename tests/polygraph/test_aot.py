@@ -498,7 +498,7 @@ def program(h):
 
 
 LOAD = "rtxarr.polygraph._aot_load:load"
-LIBRARY = "rtxarr.polygraph._namespace:library"
+LIBRARY = "rtxarr.polygraph._calls:library"
 FORGERIES = {
     "operation": lambda h: program(h)["nodes"][-1].__setitem__(0, "system"),
     "function": lambda h: program(h)["nodes"][-1].__setitem__(
