@@ -87,9 +87,12 @@ def contestants(function, arrays):
         "cupy": functools.partial(function, cupy, *arrays),
     }
     if function in (chain, adam):  # its reductions have no keepdims
-        found["cupy.fuse"] = functools.partial(
-            cupy.fuse(functools.partial(function, cupy)), *arrays
-        )
+
+        @cupy.fuse
+        def fused(*arrays):
+            return function(cupy, *arrays)
+
+        found["cupy.fuse"] = functools.partial(fused, *arrays)
     try:
         import torch
     except ImportError:
