@@ -233,7 +233,7 @@ class _Saved:
             "leaves": [kind_of(x, by_value).described() for x in self.leaves],
             "by_value": by_value,
             "numbers": list(recording.scalars),
-            "guards": [[e, data.encode(v)] for e, v in recording.trace.guards if v == v],
+            "guards": [[e, data.encode(v)] for e, v in recording.trace.guards],
             "sources": [self._source(s) for s in recording.trace.sources],
             "outputs": [self._output(o) for o in self.outputs],
             "result": data.encode_structure(recording.structure),

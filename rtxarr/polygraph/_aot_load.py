@@ -25,7 +25,7 @@ from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._admission import bytes_of
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of, read_kind
 from rtxarr.polygraph._bundle import BundleError
-from rtxarr.polygraph._fuse import result_words
+from rtxarr.polygraph._fuse import guard_lines, result_words
 from rtxarr.polygraph._interpret import RULES
 from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
 from rtxarr.polygraph._loops import Buffer, Loops
@@ -230,9 +230,7 @@ class _Case:
         lines = []
         if numbers:
             lines.append(f"    a = {''.join(f'L[{i}], ' for i in numbers)}")
-        for k, (expression, value) in enumerate(guards):
-            names[f"g{k}"] = value
-            lines.append(f"    if ({expression}) != g{k}: return MISS")
+        lines += guard_lines(guards, names)
         arrays = []
         for i, source in enumerate(sources):
             if isinstance(source, ScalarSource):

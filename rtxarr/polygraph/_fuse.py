@@ -510,16 +510,7 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
     if recording.scalars:
         lines.append(f"    a = {''.join(f'L[{i}], ' for i in recording.scalars)}")
     first = len(lines)
-    for k, (expression, value) in enumerate(trace.guards):
-        names[f"g{k}"] = value
-        if value != value:
-            test = f"    if {expression} == {expression}: return MISS"
-        elif type(value) is float and value == 0:  # which -0.0 equals
-            test = f"    if repr({expression}) != {repr(value)!r}: return MISS"
-        else:
-            test = f"    if {expression} != g{k}: return MISS"
-        if test not in lines:
-            lines.append(test)
+    lines += guard_lines(trace.guards, names)
     for i, source in enumerate(trace.sources):
         if isinstance(source, ScalarSource):
             names[f"d{i}"] = source.dtype.type
@@ -569,6 +560,21 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
         seen += [f"h{i}" for i in range(len(trace.sources)) if f"h{i}" in names]
         lines.append(f"    see(({''.join(f'{word}, ' for word in seen)}))")
     return "\n".join(lines) + "\n", names
+
+
+def guard_lines(guards: Sequence[tuple], names: dict) -> list[str]:
+    """Return the lines that see whether numbers are those that the function decided by."""
+    lines = []
+    for k, (expression, value) in enumerate(guards):
+        names[f"g{k}"] = value
+        if value != value:
+            test = f"({expression}) == ({expression})"
+        elif type(value) is float and value == 0:  # which -0.0 equals
+            test = f"repr({expression}) != {repr(value)!r}"
+        else:
+            test = f"({expression}) != g{k}"
+        lines.append(f"    if {test}: return MISS")
+    return list(dict.fromkeys(lines))
 
 
 def _overlap_lines(trace: Any, written: list[int], arrays: list[int], names: dict) -> list[str]:

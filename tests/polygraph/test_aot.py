@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import random
 import struct
 import subprocess
@@ -225,6 +226,18 @@ def test_numbers_vary_and_guards_hold(target, tmp_path):
         loaded(some(3), 3, "down")
     with pytest.raises(TypeError, match=r"got \(float32\[4\], int"):
         loaded(some(4), 3, "up")
+
+
+@targets
+@pytest.mark.parametrize(("value", "other"), [(0.0, -0.0), (float("nan"), 1.0)])
+def test_guards_tell_zeros_apart_and_know_nan(target, tmp_path, value, other):
+    def by_sign(x, n):
+        return x * 2 if math.copysign(1.0, n) > 0 else x * 3
+
+    fused, loaded = roundtrip(by_sign, (some(3), value), tmp_path / "f", target)
+    same(loaded(some(3), value), fused(some(3), value))
+    with pytest.raises(TypeError, match="was compiled for"):
+        loaded(some(3), other)
 
 
 @targets
