@@ -314,3 +314,25 @@ def where_dtype(*kinds: Any) -> np.dtype:
     strong = [k for k in kinds if not isinstance(k, type)]
     weak = [k(1) for k in kinds if isinstance(k, type)]
     return dtypes.result_type(*strong, *weak)
+
+
+def stored(out: Any, value: Any) -> Any:
+    """Write a result into an array that was given for it, if any, and return it.
+
+    Raises where NumPy would not cast its kind to that of the array.
+    """
+    if out is None:
+        return value
+    out, value = as_array(out), as_array(value)
+    if not np.can_cast(value.dtype, out.dtype, "same_kind"):
+        raise np._core._exceptions.UFuncTypeError(  # type: ignore[attr-defined]
+            f"Cannot cast output from dtype('{value.dtype}') to dtype('{out.dtype}') with casting "
+            "rule 'same_kind'"
+        )
+    if value.shape != out.shape:
+        raise ValueError(
+            f"non-broadcastable output operand with shape {out.shape} doesn't match the broadcast "
+            f"shape {value.shape}"
+        )
+    out.write(cast_node(value.node, out.dtype))
+    return out

@@ -10,7 +10,7 @@ from rtxarr._device import is_array
 from rtxarr.polygraph import _elementwise as maps
 from rtxarr.polygraph import _indexing, _library, _protocols
 from rtxarr.polygraph import _namespace as namespace
-from rtxarr.polygraph._elementwise import as_array, cast, elementwise
+from rtxarr.polygraph._elementwise import as_array, cast, elementwise, stored
 from rtxarr.polygraph._scalar import Scalar
 from rtxarr.polygraph._trace import Tracer, concretization
 
@@ -39,8 +39,7 @@ def _operator(function: Any) -> tuple:
     def in_place(self, other):
         if self.is_scalar:
             return forward(self, other)
-        store(self, function(self, other))
-        return self
+        return stored(self, function(self, other))
 
     return forward, reflected, in_place
 
@@ -55,23 +54,6 @@ def _comparison(function: Any) -> Any:
         return out
 
     return compare
-
-
-def store(out: Tracer, value: Any) -> Tracer:
-    """Write a result into an array that was given for it, if its kind may be cast to that."""
-    value = as_array(value)
-    if not np.can_cast(value.dtype, out.dtype, "same_kind"):
-        raise np._core._exceptions.UFuncTypeError(  # type: ignore[attr-defined]
-            f"Cannot cast output from dtype('{value.dtype}') to dtype('{out.dtype}') with casting "
-            "rule 'same_kind'"
-        )
-    if value.shape != out.shape:
-        raise ValueError(
-            f"non-broadcastable output operand with shape {out.shape} doesn't match the broadcast "
-            f"shape {value.shape}"
-        )
-    out.write(maps.cast_node(value.node, out.dtype))
-    return out
 
 
 def _unary(ufunc: np.ufunc) -> Any:
@@ -170,7 +152,7 @@ def _reduction(name: str) -> Any:
         if dtype is not None:
             options["dtype"] = dtype
         result = function(self, axis=axis, keepdims=bool(keepdims), **options)
-        return result if out is None else store(as_array(out), result)
+        return stored(out, result)
 
     return method
 
@@ -182,14 +164,7 @@ def _by_ufunc(name: str, x: Tracer, options: dict) -> Any:
     return _protocols.array_ufunc(ufunc, "reduce", (x,), options)
 
 
-_UFUNCS = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "all": np.logical_and,
-    "any": np.logical_or,
-}
+_UFUNCS = {name: getattr(np, ufunc) for ufunc, name in _protocols.REDUCTIONS.items()}
 
 
 def _argument(name: str) -> Any:
@@ -197,7 +172,7 @@ def _argument(name: str) -> Any:
 
     def method(self, axis=None, out=None, *, keepdims=False):
         result = function(self, axis=axis, keepdims=bool(keepdims))
-        return result if out is None else store(as_array(out), result)
+        return stored(out, result)
 
     return method
 
@@ -209,7 +184,7 @@ def _spread(name: str) -> Any:
         x = self if dtype is None else cast(self, dtype)
         ddof = ddof if correction is None else correction
         result = function(x, axis=axis, correction=ddof, keepdims=bool(keepdims))
-        return result if out is None else store(as_array(out), result)
+        return stored(out, result)
 
     return method
 
@@ -222,7 +197,7 @@ def _logical(name: str) -> Any:
             options |= {"axis": axis, "out": out, "keepdims": keepdims}
             return _by_ufunc(name, self, options)
         result = function(self, axis=axis, keepdims=bool(keepdims))
-        return result if out is None else store(as_array(out), result)
+        return stored(out, result)
 
     return method
 
@@ -271,19 +246,19 @@ def _fill(self, value):
 
 def _clip(self, min=None, max=None, out=None, **options):
     result = _protocols.clip(self, min, max)
-    return result if out is None else store(as_array(out), result)
+    return stored(out, result)
 
 
 def _round(self, decimals=0, out=None):
     result = namespace.round(self, decimals)
-    return result if out is None else store(as_array(out), result)
+    return stored(out, result)
 
 
 def _take(self, indices, axis=None, out=None, mode="raise"):
     if mode != "raise":
         raise concretization(f"take(mode={mode!r})")
     result = namespace.take(self, indices, axis=axis)
-    return result if out is None else store(as_array(out), result)
+    return stored(out, result)
 
 
 def _cumulative(name: str) -> Any:
@@ -291,7 +266,7 @@ def _cumulative(name: str) -> Any:
 
     def method(self, axis=None, dtype=None, out=None):
         result = function(self, axis=axis, dtype=dtype)
-        return result if out is None else store(as_array(out), result)
+        return stored(out, result)
 
     return method
 

@@ -15,6 +15,7 @@ from rtxarr.polygraph._elementwise import (
     as_array,
     cast,
     elementwise,
+    stored,
     tensor_of,
     where,
 )
@@ -27,12 +28,6 @@ def _namespace():
     return _namespace
 
 
-def _stored(out: Any, result: Any) -> Any:
-    from rtxarr.polygraph._methods import store
-
-    return store(as_array(out), result)
-
-
 # --------------------------------------------------------------------------- NumPy's functions
 
 
@@ -42,13 +37,13 @@ def array_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, kwargs: dict) -> An
     outs = outs if isinstance(outs, tuple) else (outs,)
     mask = kwargs.pop("where", True)
     dtype = kwargs.pop("dtype", None)
-    if method == "reduce" and ufunc.__name__ in _REDUCTIONS:
+    if method == "reduce" and ufunc.__name__ in REDUCTIONS:
         return _ufunc_reduce(ufunc, inputs, outs, mask, dtype, kwargs)
     if method == "accumulate" and ufunc in (np.add, np.multiply):
         name = "cumulative_sum" if ufunc is np.add else "cumulative_prod"
         axis = inputs[1] if len(inputs) > 1 else kwargs.get("axis", 0)
         result = getattr(_namespace(), name)(inputs[0], axis=axis, dtype=dtype)
-        return _stored(outs[0], result) if outs and outs[0] is not None else result
+        return stored(outs[0] if outs else None, result)
     if method == "outer" and ufunc.nin == 2:
         a, b = map(as_array, inputs)
         inputs, method = (a.reshaped((*a.shape, *(1,) * b.ndim)), b), "__call__"
@@ -67,11 +62,11 @@ def array_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, kwargs: dict) -> An
             raise concretization(f"np.{ufunc.__name__} with where and no out")
         return result
     if isinstance(result, tuple):
-        return tuple(_stored(o, r) for o, r in zip(outs, result, strict=True))
+        return tuple(stored(o, r) for o, r in zip(outs, result, strict=True))
     target = as_array(outs[0])
     if mask is not True:
         result = where(mask, cast(result, target.dtype), target)
-    return _stored(target, result)
+    return stored(target, result)
 
 
 def _call_ufunc(ufunc, inputs, dtype):
@@ -88,7 +83,7 @@ def _call_ufunc(ufunc, inputs, dtype):
     return elementwise(ufunc, *inputs)
 
 
-_REDUCTIONS = {
+REDUCTIONS = {
     "add": "sum",
     "multiply": "prod",
     "maximum": "max",
@@ -106,7 +101,7 @@ def _ufunc_reduce(ufunc, inputs, outs, mask, dtype, kwargs):
     initial = options.pop("initial", None)
     if initial is not None and initial is not np._NoValue:
         raise concretization(f"np.{ufunc.__name__}.reduce with initial")
-    name = _REDUCTIONS[ufunc.__name__]
+    name = REDUCTIONS[ufunc.__name__]
     if mask is not True:
         neutral = {"sum": 0, "prod": 1, "all": True, "any": False}
         if name not in neutral:
@@ -117,7 +112,7 @@ def _ufunc_reduce(ufunc, inputs, outs, mask, dtype, kwargs):
     result = getattr(_namespace(), name)(
         x, axis=axis, keepdims=bool(options.get("keepdims", False)), **given
     )
-    return _stored(outs[0], result) if outs and outs[0] is not None else result
+    return stored(outs[0] if outs else None, result)
 
 
 def clip(x: Any, low: Any = None, high: Any = None) -> Tracer:
@@ -201,7 +196,7 @@ def _bound(function, args, options):
         if name not in known and not variadic:
             raise concretization(f"np.{function.__name__}({name}=)")
     result = function(*args, **options)
-    return result if out is None else _stored(out, result)
+    return stored(out, result)
 
 
 def _method(name: str) -> Callable:
@@ -254,7 +249,7 @@ def _joined(result, out, dtype, casting):
         raise concretization(f"casting={casting!r}")
     if dtype is not None:
         result = as_array(result).astype(dtype, casting=casting)
-    return result if out is None else _stored(out, result)
+    return stored(out, result)
 
 
 def _concatenate(arrays, axis=0, out=None, dtype=None, casting="same_kind"):
@@ -283,7 +278,7 @@ def _hstack(arrays, *, dtype=None, casting="same_kind"):
 
 def _outer(a, b, out=None):
     result = _namespace().linalg.outer(as_array(a).ravel(), as_array(b).ravel())
-    return result if out is None else _stored(out, result)
+    return stored(out, result)
 
 
 def _pad(x, pad_width, mode="constant", constant_values=0):
@@ -348,7 +343,7 @@ def _nan_to_num(x, copy=True, nan=0.0, posinf=None, neginf=None):
     below = limits.min if neginf is None else neginf
     out = where(elementwise(np.equal, x, np.inf), x.dtype.type(above), out)
     out = where(elementwise(np.equal, x, -np.inf), x.dtype.type(below), out)
-    return out if copy else _stored(x, out)
+    return out if copy else stored(x, out)
 
 
 @functools.cache
