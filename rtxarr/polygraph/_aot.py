@@ -26,7 +26,7 @@ from rtxarr.polygraph import _bundle
 from rtxarr.polygraph._admission import index_buffers
 from rtxarr.polygraph._aot_data import NotSaved
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of
-from rtxarr.polygraph._backends import _strides
+from rtxarr.polygraph._backends import input_strides
 from rtxarr.polygraph._fuse import graph_of
 from rtxarr.polygraph._ir import Graph, Node
 from rtxarr.polygraph._loops import Loops
@@ -218,7 +218,7 @@ class _Saved:
         recording = self.recording
         nodes, self.outputs = recording.outputs(recording.result)
         self.updates = recording.updates()
-        strides = _strides(recording.trace)
+        strides = input_strides(recording.trace)
         if strides is None:
             raise NotSaved("arrays must be of this machine's byte order and in whole strides")
         graph = graph_of(recording, nodes, self.updates)

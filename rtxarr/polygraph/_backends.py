@@ -40,15 +40,15 @@ def default_backend(on_numpy: bool, mode: str) -> Any:
 
 def program_for(fused: Any, trace: Trace, graph: Graph) -> Any:
     """Return what runs a graph: takes its inputs, gives its outputs."""
-    strides = _strides(trace)
+    strides = input_strides(trace)
     if fused.backend == "interpreter" or strides is None:
         return Interpreted(graph, trace.xp)
     backend = fused.backend or default_backend(trace.on_numpy, fused.mode)
     return Program(graph, backend, strides=strides)
 
 
-def _strides(trace: Trace) -> list[Any] | None:
-    """Return the strides of each input in elements (None: contiguous), if they are whole numbers."""
+def input_strides(trace: Trace) -> list[Any] | None:
+    """Return the strides of each input in elements (None: contiguous), if they are whole."""
     found: list[Any] = [None] * len(trace.inputs)
     for cell in trace.cells:
         node = trace.inputs[cell.number]

@@ -143,7 +143,7 @@ class Fused:
             found = getattr(found, name, None)
         if found is self:
             return self.__qualname__
-        return _made, (type(self), self._function, self._options())
+        return functools.partial(type(self), **self._options()), (self._function,)
 
     def _options(self) -> dict[str, Any]:
         return {"mode": self.mode, "backend": self.backend}
@@ -206,15 +206,13 @@ class Fused:
         leaves, structure = flatten((args, kwargs))
         try:
             key = (state.mode, state.low, structure, *map(_kind, leaves))
-            found = self._programs.get(key)
+            found = self._programs.get(key, ())
         except TypeError as error:
             self._refused(f"it cannot tell apart such arguments: {error}")
             return self._eager(args, kwargs)
-        if found is not None:
-            for program in found:
-                out = program.run(leaves)
-                if out is not _MISS:
-                    return self._eager(args, kwargs) if out is _EAGER else out
+        out = self._run(found, leaves, args, kwargs)
+        if out is not _MISS:
+            return out
         if key in self._by_value:
             return self._valued(key, leaves, structure, args, kwargs)
         return self._new(key, leaves, structure, args, kwargs)
@@ -224,11 +222,16 @@ class Fused:
     ) -> Any:
         """Call with the numbers as part of the key."""
         key = _Valued((*key, *((type(x), repr(x)) for x in leaves if type(x) in SCALARS)))
-        for program in self._programs.get(key, ()):
+        out = self._run(self._programs.get(key, ()), leaves, args, kwargs)
+        return self._new(key, leaves, structure, args, kwargs) if out is _MISS else out
+
+    def _run(self, programs: Sequence, leaves: Sequence, args: tuple, kwargs: dict) -> Any:
+        """Run the first program that holds for a call; ``_MISS`` if none does."""
+        for program in programs:
             out = program.run(leaves)
             if out is not _MISS:
                 return self._eager(args, kwargs) if out is _EAGER else out
-        return self._new(key, leaves, structure, args, kwargs)
+        return _MISS
 
     def _eager(self, args: tuple, kwargs: dict) -> Any:
         self.n_eager += 1
@@ -253,10 +256,9 @@ class Fused:
             structure = flatten((args, kwargs))[1]
         with self._lock:
             known = self._programs.setdefault(key, [])
-            for program in known:  # of another thread
-                out = program.run(leaves)
-                if out is not _MISS:
-                    return self._eager(args, kwargs) if out is _EAGER else out
+            out = self._run(known, leaves, args, kwargs)  # of another thread
+            if out is not _MISS:
+                return out
             try:
                 made = self._traced(key, leaves, structure, len(known))
             except Exception as error:
@@ -375,10 +377,6 @@ class Fused:
             self._by_value.clear()
             self._n_changed.clear()
             self.reasons.clear()
-
-
-def _made(kind: type[Fused], function: Callable, options: dict[str, Any]) -> Fused:
-    return kind(function, **options)
 
 
 class _Valued(tuple):
