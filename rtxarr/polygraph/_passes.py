@@ -192,9 +192,12 @@ def chosen(node: Node) -> Node | None:
 
 @rule("cast")
 def there_and_back(node: Node) -> Node | None:
-    """Drop a cast to a dtype that holds all of the first one's values, and back."""
+    """Drop a cast to a dtype that holds all of the first one's values, and back.
+
+    Casts of half precision stay: where it is computed in float32 it is they that round.
+    """
     (x,) = node.src
-    if x.op != "cast" or x.src[0].dtype != node.dtype:
+    if dtypes.is_half(node.dtype) or x.op != "cast" or x.src[0].dtype != node.dtype:
         return None
     return x.src[0] if dtypes.can_cast(node.dtype, x.dtype) else None
 

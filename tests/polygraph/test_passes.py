@@ -51,11 +51,13 @@ def test_what_changes_nothing_is_dropped(node):
         ir.map_node("multiply", X, number(0)),  # NaN
         ir.cast(ir.cast(X, "float16"), "float32"),
         ir.cast(ir.cast(X, "int32"), "float32"),
+        ir.cast(ir.cast(ir.input_node(0, "float16", (3, 4)), "float32"), "float16"),  # it rounds
     ],
     ids=lambda node: node.op,
 )
 def test_what_may_change_a_bit_stays(node):
-    assert simplified(node) is node
+    leaves = [n for n in ir.topological([node]) if n.op == "input"]
+    assert simplify(ir.Graph(leaves, [node])).outputs == (node,)
 
 
 def test_numbers_are_folded():
