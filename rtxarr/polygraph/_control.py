@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
+from rtxarr._override import tracing
 from rtxarr.autograd._tape import Tensor, make_tensor, raw
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._ir import Graph, Node
-from rtxarr.polygraph._trace import Tracer, current, is_tracing
+from rtxarr.polygraph._trace import Tracer, current
 
 __all__ = ["cond", "scan", "while_loop"]
 
@@ -323,7 +324,7 @@ class _Branch:
 
 
 def _traced(leaves: Iterable[Any]) -> bool:
-    return is_tracing() and any(isinstance(raw(x), Tracer) for x in leaves)
+    return tracing() is not None and any(isinstance(raw(x), Tracer) for x in leaves)
 
 
 def _as_array(x: Any) -> Any:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rtxarr import _device
+from rtxarr._override import thread
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._mode import AUTOCAST, RECORDED, WITNESSED, state
 from rtxarr.autograd._tape import Node, make_tensor, mark_changed, store_of
 from rtxarr.autograd._tree import flatten, unflatten
-from rtxarr.polygraph import _trace
 from rtxarr.polygraph._backends import program_for
 from rtxarr.polygraph._draws import Place
 from rtxarr.polygraph._ir import Graph
@@ -134,7 +134,7 @@ class Fused:
 
     def __repr__(self) -> str:
         n = sum(map(len, self._programs.values()))
-        return f"<Fused {self.name}, {n} programs>"
+        return f"<{type(self).__name__} {self.name}, {n} programs>"
 
     def __reduce__(self) -> Any:
         """Copy the function, and no programs; one of a module is itself."""
@@ -165,7 +165,7 @@ class Fused:
     # ------------------------------------------------------------------------------- calling
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _trace._thread.trace is not None:  # part of a larger function
+        if thread.trace is not None:  # part of a larger function
             return self._function(*args, **kwargs)
         mode = state.mode
         if kwargs or mode & AUTOCAST:

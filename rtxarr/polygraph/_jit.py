@@ -110,7 +110,7 @@ class Jitted(Fused):
         return StepRecording(self._function, leaves, structure, xp, plain=plain)
 
     def _compiled(self, recording: Any, leaves: Sequence, structure: Any) -> Any:
-        return Step(self, recording, leaves)
+        return CompiledStep(self, recording, leaves)
 
 
 class _Gradient:
@@ -260,7 +260,7 @@ def _has_none(tensor: Tensor) -> bool:
     return tensor.grad is None
 
 
-class Step:
+class CompiledStep:
     """A program for one kind of arguments of a step; see ``_fuse.Compiled``."""
 
     def __init__(self, jitted: Jitted, recording: StepRecording, leaves: Sequence) -> None:

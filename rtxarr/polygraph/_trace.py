@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._override import thread as _thread
+from rtxarr._override import thread
 from rtxarr.autograd._mode import state
 from rtxarr.autograd._op import checksum
 from rtxarr.polygraph import _ir
@@ -61,8 +61,8 @@ def concretization(what: str) -> Concretization:
     The function is refused also if it catches the error.
     """
     error = Concretization(f"{what} needs the values of an array, at {where_called()}")
-    if _thread.trace is not None and _thread.trace.refused is None:
-        _thread.trace.refused = error
+    if thread.trace is not None and thread.trace.refused is None:
+        thread.trace.refused = error
     return error
 
 
@@ -129,14 +129,9 @@ class Cell:
 
 def current() -> Trace:
     """Return the trace that this thread is making."""
-    if _thread.trace is None:
+    if thread.trace is None:
         raise RuntimeError("an array of a traced function was used after the trace had ended")
-    return _thread.trace
-
-
-def is_tracing() -> bool:
-    """Tell whether this thread is tracing a function."""
-    return _thread.trace is not None
+    return thread.trace
 
 
 class Trace:
@@ -175,12 +170,12 @@ class Trace:
         self._scalars: dict[tuple, _ir.Node] = {}
 
     def __enter__(self) -> Trace:
-        self._outer = _thread.trace
-        _thread.trace = self
+        self._outer = thread.trace
+        thread.trace = self
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _thread.trace = self._outer
+        thread.trace = self._outer
         if "draws" in self.__dict__:
             self.draws.restore()
 
@@ -619,23 +614,3 @@ def replay(steps: Sequence[Any], array: Any, xp: Any) -> Any:
     for step in steps:
         array = step.apply(array, xp)
     return array
-
-
-__all__ = [
-    "Broadcast",
-    "Captured",
-    "Cell",
-    "Concretization",
-    "Index",
-    "Permute",
-    "Reshape",
-    "ScalarSource",
-    "Trace",
-    "Tracer",
-    "concretization",
-    "current",
-    "is_tracing",
-    "replay",
-    "strides_of",
-    "where_called",
-]
