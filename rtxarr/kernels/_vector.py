@@ -254,7 +254,7 @@ else:
         data = context.make_array(array_type)(context, builder, array).data
         return builder.ptrtoint(builder.gep(data, [offset]), _I64)
 
-    @intrinsic
+    @intrinsic  # type: ignore[misc]
     def _address_of(typingctx, array, offset):
         """Give the address of ``array[offset]``."""
 

@@ -240,8 +240,8 @@ class Features(Segments):
             self._bound(names, edge)
             for r in reductions:
                 if not self._is_wide(r):
-                    a = r.accumulator
-                    out(f"if (valid) {r.running} = {r.combine(r.running, a.of)};")
+                    total = r.combine(r.running, r.accumulator.of)
+                    out(f"if (valid) {r.running} = {total};")
             with out.unrolled("k", self.lanes):
                 self._lane_lines()
                 self._bound(names, lane)

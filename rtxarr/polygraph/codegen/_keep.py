@@ -71,8 +71,13 @@ def _frontier(phase, body, made, lives, texts) -> list[str]:
             return {name}
         if depth == 0 or body[name].op not in _CHEAP:
             return None
-        parts = [leaves(a, depth - 1) for a in body[name].args]
-        return None if None in parts else set().union(*parts)
+        every: set[str] = set()
+        for a in body[name].args:
+            part = leaves(a, depth - 1)
+            if part is None:
+                return None
+            every |= part
+        return every
 
     def cheaper_anew(name: str) -> bool:
         found = leaves(name, 4)

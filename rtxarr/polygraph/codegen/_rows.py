@@ -95,7 +95,8 @@ class Passes(Writer):
         if not phase.body and not reductions:
             return
         first, packet = self.first_and_packet()
-        kept, keep = {}, {}
+        kept: dict[str, tuple] = {}
+        keep: dict[str, tuple] = {}
         for name, (slot, made, _) in self.keeps[number].items():
             where = f"kept{slot} + {packet}"
             (keep if made == number else kept)[name] = (where, self.texts.dtypes[name])

@@ -115,10 +115,10 @@ def find(op: str, dtype: np.dtype) -> Loop | None:
         result = np.empty(0, dtype).real.dtype
     given = (*(dtype,) * ufunc.nin, None)
     try:
-        dtypes, capsule = ufunc._resolve_dtypes_and_context(given)
+        dtypes, capsule = ufunc._resolve_dtypes_and_context(given)  # type: ignore[attr-defined]
         if dtypes != (*given[:-1], result):
             return None
-        ufunc._get_strided_loop(capsule)
+        ufunc._get_strided_loop(capsule)  # type: ignore[attr-defined]
     except (TypeError, AttributeError):  # no such loop; no such door in this NumPy
         return None
     address = _capsule_pointer(capsule, b"numpy_1.24_ufunc_call_info")
