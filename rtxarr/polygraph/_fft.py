@@ -144,5 +144,5 @@ def _shifted(x: Any, axes: Any, sign: int) -> Tracer:
     axes = (
         tuple(range(x.ndim)) if axes is None else (axes,) if isinstance(axes, int) else tuple(axes)
     )
-    shifts = tuple(sign * (x.shape[a] // 2) if sign > 0 else -(x.shape[a] // 2) for a in axes)
+    shifts = tuple(sign * (x.shape[a] // 2) for a in axes)
     return roll(x, shifts, axis=axes)
