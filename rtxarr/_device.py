@@ -606,6 +606,10 @@ def __getattr__(name: str) -> Any:
         from cuda.bindings import driver
 
         value = driver
+    elif name == "core":
+        from cuda import core
+
+        value = core
     elif name == "tile":
         from cuda import tile
 

@@ -149,9 +149,7 @@ class Gpu:
 
     def use(self, device_id: int) -> None:
         """Make the device's context current: the driver wants that of each thread."""
-        from cuda import core
-
-        core.Device(device_id).set_current()
+        _device.core.Device(device_id).set_current()
 
     def load(self, code: bytes) -> Any:
         """Return a module of the current device, which has ``function(name, shared)``."""
