@@ -112,7 +112,7 @@ class LossScaler:
         array = raw(loss)
         if self._state is None:
             if tracing() is not None:
-                tracing().refuse("a LossScaler is used for the first time")
+                tracing().refuse("a LossScaler is used for the first time", once=True)
             if _replay.recorder() is not None and is_device_array(array):
                 raise RuntimeError(
                     "a LossScaler is used for the first time in a step that is being captured, "

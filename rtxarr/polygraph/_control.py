@@ -100,7 +100,12 @@ def _select(test, then, otherwise, operands):
         theirs, other = flatten(otherwise(*operands))
     if structure != other:
         raise TypeError("then and otherwise must give the same structure")
-    return unflatten(structure, [where(test, x, y) for x, y in zip(ours, theirs, strict=True)])
+    made = [where(test, x, y) for x, y in zip(ours, theirs, strict=True)]
+    for pair in zip(made, ours, theirs, strict=True):
+        out, *both = map(raw, pair)
+        if all(isinstance(x, Tracer) and x.is_scalar for x in both):
+            out._cell.is_scalar = True
+    return unflatten(structure, made)
 
 
 def while_loop(go_on: Callable, body: Callable, state: Any) -> Any:

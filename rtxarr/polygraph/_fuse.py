@@ -26,12 +26,12 @@ from rtxarr.polygraph._record import SCALARS, Output, Recording, own
 from rtxarr.polygraph._scalar import NAMES
 from rtxarr.polygraph._trace import (
     Captured,
+    Changed,
     Concretization,
     ScalarSource,
     levels_outside,
     replay,
 )
-from rtxarr.polygraph._watch import Changed
 
 if TYPE_CHECKING:
     from rtxarr.polygraph._explain import Explanation, Profile

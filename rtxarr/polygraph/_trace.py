@@ -28,6 +28,10 @@ class Concretization(TypeError):
     """Raised where a traced function asks for what is in an array: there is no value yet."""
 
 
+class Changed(Concretization):
+    """Raised where a traced function changes what it finds, which may be that it does but once."""
+
+
 _PACKAGES = tuple(
     os.path.dirname(sys.modules[name].__file__ or "") + os.sep
     for name in ("rtxarr", "numpy", "array_api_compat")
@@ -199,9 +203,9 @@ class Trace:
         """Leave to ``function`` what it does to ``params``, after the traced function."""
         state.tracing.defer(function, params)
 
-    def refuse(self, why: str) -> NoReturn:
-        """Raise the error that lets the function run as it is."""
-        raise Concretization(f"{why}, at {where_called()}")
+    def refuse(self, why: str, *, once: bool = False) -> NoReturn:
+        """Raise the error that lets the function run as it is, if ``once`` this time alone."""
+        raise (Changed if once else Concretization)(f"{why}, at {where_called()}")
 
     def input(self, source: Any, dtype: Any, shape: tuple, strides: Any = None) -> Tracer:
         """Add an input that is an array."""

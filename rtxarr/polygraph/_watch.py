@@ -20,15 +20,11 @@ import numpy as np
 
 from rtxarr._device import is_device_array
 from rtxarr._override import tracing
-from rtxarr.polygraph._trace import Concretization, Tracer
+from rtxarr.polygraph._trace import Changed, Tracer
 
 _MISSING = object()
 _lock = threading.Lock()
 _watched: dict[int, list[Any]] = {}  # by id: how many traces watch an object, and its class
-
-
-class Changed(Concretization):
-    """Raised where a traced function changes what it finds."""
 
 
 class Slots:
