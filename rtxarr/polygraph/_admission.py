@@ -82,7 +82,7 @@ def index_buffers(loops: Loops) -> set[str]:
         return loops.notes["indices"]
     statements = {}
     expressions: list[Expr] = []
-    for s in (*loops.before, *(s for p in loops.phases for s in (*p.body, *p.after))):
+    for s in loops.statements:
         statements[s.name] = s
         expressions += [a for a in s.args if isinstance(a, Expr)]
     of = {a.name: a.of for p in loops.phases for a in p.accumulators}
@@ -107,13 +107,12 @@ def index_buffers(loops: Loops) -> set[str]:
 def _casts_to_int(loops: Loops) -> bool:
     """Tell whether a float becomes an int: what NaN and infinity become is the processor's."""
     dtype_of: dict[str, np.dtype] = {}
-    statements = [*loops.before, *(s for p in loops.phases for s in (*p.body, *p.after))]
     for phase in loops.phases:
         dtype_of |= {a.name: a.result for a in phase.accumulators}
-    dtype_of |= {s.name: s.dtype for s in statements}
+    dtype_of |= {s.name: s.dtype for s in loops.statements}
     return any(
         s.op == "cast" and s.dtype.kind in "iu" and dtype_of[s.args[0]].kind not in "iub"
-        for s in statements
+        for s in loops.statements
     )
 
 

@@ -111,3 +111,9 @@ class Loops:
     features: int = 1
     indptr: str | None = None  # segments: name of the buffer of row pointers
     notes: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
+
+    @property
+    def statements(self) -> list[Statement]:
+        """All statements, in the order in which they are first run."""
+        of_phases = [s for p in self.phases for s in (*p.body, *p.after)]
+        return [*self.before, *of_phases]

@@ -247,10 +247,7 @@ class Plan:
         inner = {"map": "i", "rows": "c", "columns": "r", "segments": "f"}
         self.inner = inner[loops.kind] if loops.features > 1 or loops.kind != "segments" else "c"
         size = {"i": loops.cols, "c": loops.cols, "r": loops.rows, "f": loops.features}[self.inner]
-        everything = [*loops.before]
-        for phase in loops.phases:
-            everything += [*phase.body, *phase.after]
-        self.split = _split_length(everything, self.inner, size)
+        self.split = _split_length(loops.statements, self.inner, size)
         if self.split:
             high = ix.symbol(self.inner + "_hi", -(-size // self.split))
             low = ix.symbol(self.inner + "_lo", self.split)

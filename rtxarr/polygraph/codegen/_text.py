@@ -149,7 +149,7 @@ class Texts:
         self.numbers: dict[int, str] = {}
         self.divisors: dict[int, str] = {}
         self.written: set[str] = {b.name for b in loops.buffers if b.is_output}
-        for s in (*loops.before, *(s for p in loops.phases for s in (*p.body, *p.after))):
+        for s in loops.statements:
             if s.op != "store":
                 self.dtypes[s.name] = s.dtype
         for phase in loops.phases:

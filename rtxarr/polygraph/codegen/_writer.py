@@ -343,7 +343,7 @@ def is_wide(loops: Loops) -> bool:
     nodes = {b.name: b.node for b in loops.buffers}
     if max((n.size for n in nodes.values()), default=0) >= limit:
         return True
-    for s in (*loops.before, *(s for p in loops.phases for s in (*p.body, *p.after))):
+    for s in loops.statements:
         for e in (a for a in s.args if isinstance(a, Expr)):
             # A number read from memory is an index along some axis.
             axis = max(nodes[s.args[0]].shape, default=0) if s.op in ("load", "store") else 0
