@@ -158,21 +158,6 @@ def _divisors(x: Expr, symbol: str, found: set[int]) -> None:
             _divisors(atom.numerator, symbol, found)
 
 
-def _rebuilt(x: Expr, symbol: str, value: Expr) -> Expr:
-    """Return ``x`` with ``value`` in place of ``symbol``."""
-    parts = [ix.number(x.offset)]
-    for atom, factor in x.terms:
-        if type(atom) in (Div, Mod):
-            inner = _rebuilt(atom.numerator, symbol, value)
-            whole = (ix.floordiv if type(atom) is Div else ix.mod)(inner, atom.divisor)
-        elif type(atom) is Symbol and atom.name == symbol:
-            whole = value
-        else:
-            whole = Expr(((atom, 1),), 0)
-        parts.append(ix.mul(whole, factor))
-    return ix.add(*parts)
-
-
 def _split_length(statements: Sequence[Statement], symbol: str, size: int) -> int | None:
     """Return the length of an inner loop over ``symbol`` that makes its divisions few."""
     found: set[int] = set()
@@ -292,13 +277,13 @@ class Plan:
         return out
 
     def _rewritten(self, x: Expr) -> Expr:
-        return _rebuilt(x, self.inner, self._whole) if self.split else x
+        return ix.substitute(x, self.inner, self._whole) if self.split else x
 
     def _place(self, v: Planned, section: Section) -> None:
         """Find out whether NumPy computes it, and in which stage."""
         v.in_row = section.in_row
-        v.counters = {n for a in v.args if isinstance(a, Expr) for n in _counters(a)}
-        v.counters = v.counters.union(*(d.counters for d in v.deps.values()))
+        names = {n for a in v.args if isinstance(a, Expr) for n in ix.names_in(a)}
+        v.counters = (names - v.deps.keys()).union(*(d.counters for d in v.deps.values()))
         v.level = max([self.level_of(v.counters), *(d.level for d in v.deps.values())])
         v.loop = self._loop_of(v, v.deps)
         if v.loop is not None:
@@ -433,31 +418,11 @@ class Plan:
 
 
 def _names(s: Statement) -> list[str]:
+    """Return the names of values and counters in a statement."""
     found: list[str] = []
     for arg in s.args:
         if isinstance(arg, Expr):
-            found += sorted(_loaded_names(arg))
+            found += sorted(ix.names_in(arg))
         elif isinstance(arg, str):
             found.append(arg)
-    return found
-
-
-def _counters(x: Expr) -> set[str]:
-    """Return the counters in an expression."""
-    found: set[str] = set()
-    for atom, _ in x.terms:
-        if type(atom) in (Div, Mod):
-            found |= _counters(atom.numerator)
-        elif type(atom) is Symbol:
-            found.add(atom.name)
-    return found
-
-
-def _loaded_names(x: Expr) -> set[str]:
-    found: set[str] = set()
-    for atom, _ in x.terms:
-        if type(atom) in (Div, Mod):
-            found |= _loaded_names(atom.numerator)
-        elif type(atom) is Loaded:
-            found.add(atom.name)
     return found
