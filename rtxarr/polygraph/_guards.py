@@ -209,7 +209,7 @@ class Surroundings:
         if isinstance(f, functools.partial):
             inner = self._function(f.func)
             args = [self._value(a) for a in f.args]
-            keywords = {k: self._value(v) for k, v in f.keywords.items()}
+            keywords = self._container(f.keywords)
             return functools.partial(inner, *args, **keywords)
         if isinstance(f, types.MethodType):
             self._follow(f.__self__)
@@ -224,6 +224,7 @@ class Surroundings:
         if id(f) in self._rebuilt:
             return self._rebuilt[id(f)]
         self._rebuilt[id(f)] = f
+        self.objects.append(f)
         code = f.__code__
         _refuse_writes(code)
         self._use(code, f.__globals__)
@@ -297,6 +298,7 @@ class Surroundings:
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             name = getattr(value, "__module__", None)
             if _of_library(name) and getattr(value, "__wrapped__", None) is None:
+                self._follow(value)
                 return value
             return self._function(value)
         self._follow(value)
@@ -309,6 +311,7 @@ class Surroundings:
         if id(value) in self._copies:
             return self._copies[id(value)][1]
         self._copies[id(value)] = value, value  # should it hold itself
+        self._attributes_of_container(value)
         held = vars(value) if isinstance(value, _NAMESPACES) else value
         by_key = not isinstance(held, (list, tuple))
         parts = list(held.items()) if by_key else list(enumerate(held))
@@ -342,7 +345,7 @@ class Surroundings:
 
     def _follow(self, x: Any) -> None:
         """Note what is to be known of a value that stays what it is."""
-        if is_plain(x) or isinstance(x, (Tensor, types.BuiltinFunctionType, np.ufunc)):
+        if is_plain(x) or isinstance(x, (Tensor, np.ufunc)):
             return
         if is_array(x):
             self._trace.found.add(id(x))
@@ -358,10 +361,19 @@ class Surroundings:
         elif isinstance(x, types.FunctionType):
             if not _of_library(x.__module__) or getattr(x, "__wrapped__", None) is not None:
                 self._hold_found(x)
+            elif x.__module__ in sys.stdlib_module_names:  # as of functools, around another
+                for cell in filter(_is_bound, x.__closure__ or ()):
+                    self._follow(cell.cell_contents)
+        elif isinstance(x, (types.BuiltinFunctionType, types.MethodWrapperType)):
+            if not isinstance(x.__self__, types.ModuleType):
+                self._follow(x.__self__)
         elif isinstance(x, (types.MethodType, functools.partial)):
             self._function(x)
         elif isinstance(x, _CONTAINERS):
+            self._attributes_of_container(x)
             self._parts(x)
+        elif isinstance(x, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
+            pass  # what is kept of others
         elif isinstance(x, collections.abc.Collection) and _of_standard_library(type(x)):
             for parts in (x, x.values()) if isinstance(x, collections.abc.Mapping) else (x,):
                 self._lists.append((parts, tuple(parts)))
@@ -376,12 +388,14 @@ class Surroundings:
             self._follow(get())
         elif isinstance(x, (np.random.Generator, np.random.RandomState, random.Random)):
             self._stateful.append((x, _state(x)))
-        elif isinstance(x, Iterator):
+        elif isinstance(x, Iterator) or "queue" in type(x).__module__:
             raise Concretization(f"it finds an iterator, {type(x).__name__}, which moves on")
         elif isinstance(x, (type, types.ModuleType)):
             if not _of_library(getattr(x, "__module__", x.__name__)):
                 self.objects.append(x)
                 self._follow(type(x))
+                for base in x.__bases__ if isinstance(x, type) else ():
+                    self._follow(base)
         else:
             self._object(x)
 
@@ -395,6 +409,13 @@ class Surroundings:
             self._follow(kind)
         elif _of_standard_library(kind) and hasattr(x, "__dict__"):
             self.objects.append(x)
+
+    def _attributes_of_container(self, x: Any) -> None:
+        """Note those of a list, tuple or dict of a class of the program's own."""
+        if not _of_library(type(x).__module__):
+            self._follow(type(x))
+            if hasattr(x, "__dict__"):
+                self.objects.append(x)
 
     def _parts(self, x: Any) -> None:
         """Note what an attribute's container holds; arrays by identity."""
@@ -445,6 +466,8 @@ class Surroundings:
         for name in dict.fromkeys(is_new):
             value = held[name]
             self._entries.append((held, name, value))
+            if isinstance(x, types.FunctionType) and isinstance(value, np.ndarray):
+                self._hold_array(value)
             self._follow(value)
 
     # ------------------------------------------------------------- arrays that stay what they are

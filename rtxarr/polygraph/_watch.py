@@ -23,6 +23,7 @@ from rtxarr._override import tracing
 from rtxarr.polygraph._trace import Changed, Tracer
 
 _MISSING = object()
+_OF_PROGRAM = 1 << 9  # a flag of types that are made by class statements
 _lock = threading.Lock()
 _watched: dict[int, list[Any]] = {}  # by id: how many traces watch an object, and its class
 
@@ -73,6 +74,8 @@ def _slots(kind: Any) -> dict[str, Any]:
     """Return the slots that the classes of an object describe."""
     found = {}
     for one in reversed(kind.__mro__):
+        if not one.__flags__ & _OF_PROGRAM:
+            continue
         for name, value in vars(one).items():
             if isinstance(value, types.MemberDescriptorType):
                 found[name] = value

@@ -3,15 +3,18 @@
 import argparse
 import array
 import collections
+import contextlib
 import contextvars
 import copy
 import dataclasses
 import decimal
 import enum
+import functools
 import itertools
 import operator
 import os
 import pickle
+import queue
 import random
 import sys
 import threading
@@ -730,3 +733,109 @@ def test_a_step_takes_tensors_of_a_graph():
         call(rx.tanh(leaf))
         found.append((leaf.grad, p.grad))
     assert_same(*found)
+
+
+class Base:
+    k = 2.0
+
+    def go(self, x):
+        return x * self.k + self.shift()
+
+    def shift(self):
+        return 1.0
+
+
+class Derived(Base):
+    def __init__(self):
+        self.extra = 0.0
+
+    def shift(self):
+        return super().shift() + self.extra
+
+
+class Sequence(list):
+    scale = 2.0
+
+
+def test_what_classes_inherit(monkeypatch):
+    b = Derived()
+    follows(
+        lambda x: b.go(x),
+        lambda: setattr(b, "extra", 5.0),
+        lambda: monkeypatch.setattr(Base, "k", 3.0),
+        lambda: monkeypatch.setattr(Base, "shift", lambda self: 10.0),
+    )
+
+
+def test_numbers_behind_functions():
+    s, counts = Scaler(), {"n": 1.0}
+    scaled = functools.partial(lambda x, k: x * k, k=2.0)
+    single = functools.singledispatch(lambda x: x * s.k)
+    read, get = s.__iter__, counts.get
+
+    @contextlib.contextmanager
+    def inside():
+        yield s.k
+
+    def within(x):
+        with inside() as k:
+            return x * k
+
+    def own(x):
+        return x * own.factor
+
+    own.factor = 2.0
+    values, arrays = Sequence([1.0]), Sequence([np.ones(4, np.float32)])
+    for f, *changes in (
+        (lambda x: scaled(x), lambda: scaled.keywords.update(k=3.0)),
+        (lambda x: single(x), lambda: setattr(s, "k", 3.0)),
+        (lambda x: x * sum(read()), lambda: setattr(s, "k", 4.0)),
+        (within, lambda: setattr(s, "k", 5.0)),
+        (lambda x: x * get("n"), lambda: counts.update(n=2.0)),
+        (own, lambda: setattr(own, "factor", 3.0)),
+        (
+            lambda x: x * values[0] * values.scale,
+            lambda: setattr(values, "scale", 3.0),
+            lambda: operator.setitem(values, 0, 3.0),
+        ),
+        (
+            lambda x: x * arrays[0].sum() * arrays.scale,
+            lambda: setattr(arrays, "scale", 3.0),
+            lambda: operator.iadd(arrays[0], 1),
+        ),
+    ):
+        follows(f, *changes)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: random.Random(0).random,
+        lambda: np.random.default_rng(0).random,
+        lambda: np.random.RandomState(0).rand,
+        lambda: itertools.count(1).__next__,
+        lambda: iter([1.0, 2.0, 3.0]).__next__,
+        lambda: [1.0, 2.0, 3.0].pop,
+    ],
+)
+def test_methods_of_what_moves_on(make):
+    def of_function():
+        draw = make()
+        return lambda x: x * draw(), None
+
+    runs_as_it_is(of_function)
+
+
+def test_functions_that_count_themselves():
+    def make():
+        waiting = queue.Queue()
+        for i in range(3):
+            waiting.put(i)
+
+        def f(x):
+            f.n = getattr(f, "n", 0) + 1
+            return x * f.n * waiting.get()
+
+        return f, None
+
+    runs_as_it_is(make)
