@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr.polygraph import _index as ix
-from rtxarr.polygraph._index import Div, Expr, Loaded, Mod, Symbol
+from rtxarr.polygraph._index import Div, Expr, Mod, Symbol
 from rtxarr.polygraph._loops import Accumulator, Loops, Statement
 from rtxarr.polygraph.codegen import _ufuncs
 from rtxarr.polygraph.codegen._assembly import is_native, kind
