@@ -17,23 +17,7 @@ from rtxarr.polygraph._trace import Tracer, concretization, current
 BOOL = np.dtype(bool)
 
 # NumPy's names of ufuncs that the standard calls otherwise.
-STANDARD_NAMES = {
-    "absolute": "abs",
-    "arccos": "acos",
-    "arccosh": "acosh",
-    "arcsin": "asin",
-    "arcsinh": "asinh",
-    "arctan": "atan",
-    "arctan2": "atan2",
-    "arctanh": "atanh",
-    "conjugate": "conj",
-    "invert": "bitwise_invert",
-    "left_shift": "bitwise_left_shift",
-    "power": "pow",
-    "right_shift": "bitwise_right_shift",
-    "rint": "round",
-    "true_divide": "divide",
-}
+STANDARD_NAMES = {theirs: ours for ours, theirs in _ir.UFUNC_NAMES.items()}
 _OF_BOOLS = {
     "add": "logical_or",
     "multiply": "logical_and",

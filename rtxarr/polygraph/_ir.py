@@ -63,6 +63,27 @@ MAPS: dict[str, tuple[int, str]] = {
     **dict.fromkeys(_BINARY_TESTS.split(), (2, "bool")),
     "where": (3, "same"),  # (condition, then, else): the dtype of the second
 }
+# NumPy's names of those that it calls otherwise.
+UFUNC_NAMES = {
+    "abs": "absolute",
+    "pow": "power",
+    "atan2": "arctan2",
+    "round": "rint",
+    "conj": "conjugate",
+    "bitwise_invert": "invert",
+    "bitwise_left_shift": "left_shift",
+    "bitwise_right_shift": "right_shift",
+    **{name: "arc" + name[1:] for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
+}
+# What reductions are that repeat an operation.
+REPEATED = {
+    "sum": "add",
+    "prod": "multiply",
+    "max": "maximum",
+    "min": "minimum",
+    "any": "logical_or",
+    "all": "logical_and",
+}
 REDUCES = frozenset(("sum", "prod", "max", "min", "any", "all", "argmax", "argmin"))
 SCANS = frozenset(("cumulative_sum", "cumulative_prod"))
 VIEWS = frozenset(("reshape", "broadcast", "permute", "slice"))

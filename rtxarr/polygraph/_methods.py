@@ -11,6 +11,7 @@ from rtxarr.polygraph import _elementwise as maps
 from rtxarr.polygraph import _indexing, _library, _protocols
 from rtxarr.polygraph import _namespace as namespace
 from rtxarr.polygraph._elementwise import as_array, cast, elementwise, stored
+from rtxarr.polygraph._ir import REPEATED
 from rtxarr.polygraph._scalar import Scalar
 from rtxarr.polygraph._trace import Tracer, concretization
 
@@ -164,7 +165,7 @@ def _by_ufunc(name: str, x: Tracer, options: dict) -> Any:
     return _protocols.array_ufunc(ufunc, "reduce", (x,), options)
 
 
-_UFUNCS = {name: getattr(np, ufunc) for ufunc, name in _protocols.REDUCTIONS.items()}
+_UFUNCS = {name: getattr(np, ufunc) for name, ufunc in REPEATED.items()}
 
 
 def _argument(name: str) -> Any:

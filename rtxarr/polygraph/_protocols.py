@@ -19,6 +19,7 @@ from rtxarr.polygraph._elementwise import (
     tensor_of,
     where,
 )
+from rtxarr.polygraph._ir import REPEATED
 from rtxarr.polygraph._trace import Tracer, concretization
 
 
@@ -37,7 +38,7 @@ def array_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, kwargs: dict) -> An
     outs = outs if isinstance(outs, tuple) else (outs,)
     mask = kwargs.pop("where", True)
     dtype = kwargs.pop("dtype", None)
-    if method == "reduce" and ufunc.__name__ in REDUCTIONS:
+    if method == "reduce" and ufunc.__name__ in _REDUCTIONS:
         return _ufunc_reduce(ufunc, inputs, outs, mask, dtype, kwargs)
     if method == "accumulate" and ufunc in (np.add, np.multiply):
         name = "cumulative_sum" if ufunc is np.add else "cumulative_prod"
@@ -83,14 +84,7 @@ def _call_ufunc(ufunc, inputs, dtype):
     return elementwise(ufunc, *inputs)
 
 
-REDUCTIONS = {
-    "add": "sum",
-    "multiply": "prod",
-    "maximum": "max",
-    "minimum": "min",
-    "logical_and": "all",
-    "logical_or": "any",
-}
+_REDUCTIONS = {ufunc: op for op, ufunc in REPEATED.items()}
 
 
 def _ufunc_reduce(ufunc, inputs, outs, mask, dtype, kwargs):
@@ -101,7 +95,7 @@ def _ufunc_reduce(ufunc, inputs, outs, mask, dtype, kwargs):
     initial = options.pop("initial", None)
     if initial is not None and initial is not np._NoValue:
         raise concretization(f"np.{ufunc.__name__}.reduce with initial")
-    name = REDUCTIONS[ufunc.__name__]
+    name = _REDUCTIONS[ufunc.__name__]
     if mask is not True:
         neutral = {"sum": 0, "prod": 1, "all": True, "any": False}
         if name not in neutral:

@@ -28,6 +28,7 @@ import numpy as np
 
 from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph._index import Div, Expr, Mod, Symbol
+from rtxarr.polygraph._ir import REPEATED
 from rtxarr.polygraph._loops import Accumulator, Loops, Statement
 from rtxarr.polygraph.codegen import _ufuncs
 from rtxarr.polygraph.codegen._assembly import is_native, kind
@@ -49,15 +50,7 @@ LONG_ROW, FEW_ROWS, LONG_OF_FEW = 65536, 64, 8192
 # Splitting a counter in two pays only if the inner loop is this long.
 _SHORT = 16
 
-BINARY = {
-    "sum": "add",
-    "mean": "add",
-    "prod": "multiply",
-    "max": "maximum",
-    "min": "minimum",
-    "any": "logical_or",
-    "all": "logical_and",
-}
+BINARY = {**REPEATED, "mean": "add"}
 
 
 def in_parts(loops: Loops) -> bool:

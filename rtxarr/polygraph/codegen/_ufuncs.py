@@ -15,25 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rtxarr.polygraph._ir import MAPS
+from rtxarr.polygraph._ir import MAPS, REPEATED, UFUNC_NAMES
 
-_NAMES = {
-    "abs": "absolute",
-    "pow": "power",
-    "atan2": "arctan2",
-    "round": "rint",
-    "bitwise_invert": "invert",
-    "bitwise_left_shift": "left_shift",
-    "bitwise_right_shift": "right_shift",
-    **{name: "arc" + name[1:] for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
-    # reductions
-    "sum": "add",
-    "prod": "multiply",
-    "max": "maximum",
-    "min": "minimum",
-    "any": "logical_or",
-    "all": "logical_and",
-}
+_NAMES = {**UFUNC_NAMES, **REPEATED}
 
 
 class Address(int):
