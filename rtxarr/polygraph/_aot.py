@@ -27,7 +27,6 @@ from rtxarr.polygraph._admission import index_buffers
 from rtxarr.polygraph._aot_data import NotSaved
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of
 from rtxarr.polygraph._backends import input_strides
-from rtxarr.polygraph._fuse import graph_of
 from rtxarr.polygraph._ir import Graph, Node
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._program import Program, Step
@@ -221,7 +220,7 @@ class _Saved:
         strides = input_strides(recording.trace)
         if strides is None:
             raise NotSaved("arrays must be of this machine's byte order and in whole strides")
-        graph = graph_of(recording, nodes, self.updates)
+        graph = recording.graph(nodes, self.updates)
         self.program = writer.program(graph, strides)
 
     def description(self) -> dict:

@@ -25,7 +25,7 @@ from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._admission import bytes_of
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of, read_kind
 from rtxarr.polygraph._bundle import BundleError
-from rtxarr.polygraph._fuse import guard_lines, result_words
+from rtxarr.polygraph._call_text import MISS, guard_lines, result_words
 from rtxarr.polygraph._interpret import RULES
 from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
 from rtxarr.polygraph._loops import Buffer, Loops
@@ -36,9 +36,8 @@ from rtxarr.polygraph._trace import Captured, ScalarSource
 
 __all__ = ["BundleError", "Loaded", "load"]
 
-_MISS = object()  # what a program gives for numbers that it does not hold for
 _MOST_QUICK = 256  # kinds of plain arguments, with their strides, that are looked up at once
-_OVERLAP = object()  # or for arguments that it cannot write into
+_OVERLAP = object()  # what a program gives for arguments that it cannot write into
 
 
 def load(path: str | PathLike, *, target: str | None = None, key: bytes | None = None) -> Loaded:
@@ -148,7 +147,7 @@ class Loaded:
                 case = self._quick.get(tuple(parts))
                 if case is not None:
                     out = case.run(args)
-                    if out is not _MISS and out is not _OVERLAP:
+                    if out is not MISS and out is not _OVERLAP:
                         return out
         return self._call(args, kwargs, parts)
 
@@ -164,7 +163,7 @@ class Loaded:
                         f"{self.__name__}() writes into arguments that share memory with others, "
                         "which it was not compiled for"
                     )
-                if out is not _MISS:
+                if out is not MISS:
                     if parts is not None and not by_value and len(self._quick) < _MOST_QUICK:
                         self._quick[tuple(parts)] = case
                     return out
@@ -213,7 +212,7 @@ class _Case:
         result = data.decode_structure(case["result"])
         if data.n_leaves(result) != len(outputs):
             raise ValueError("results that do not fit their containers")
-        names: dict[str, Any] = {**NAMES, "MISS": _MISS, "OVERLAP": _OVERLAP, "xp": maker.xp}
+        names: dict[str, Any] = {**NAMES, "MISS": MISS, "OVERLAP": _OVERLAP, "xp": maker.xp}
         lines = ["def run(L):", *self._arguments(sources, guards, numbers, names, maker.xp)]
         words = result_words(outputs, names, maker.xp)
         names["result"] = functools.partial(unflatten, result)

@@ -8,7 +8,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,29 +16,21 @@ import numpy as np
 from rtxarr import _device
 from rtxarr._override import thread
 from rtxarr.autograd import Tensor
-from rtxarr.autograd._mode import AUTOCAST, RECORDED, WITNESSED, state
-from rtxarr.autograd._tape import Node, make_tensor, mark_changed, store_of
-from rtxarr.autograd._tree import flatten, unflatten
+from rtxarr.autograd._mode import AUTOCAST, RECORDED, state
+from rtxarr.autograd._tape import Node
+from rtxarr.autograd._tree import flatten
 from rtxarr.polygraph._backends import program_for
-from rtxarr.polygraph._draws import Place
-from rtxarr.polygraph._ir import Graph
-from rtxarr.polygraph._record import SCALARS, Output, Recording, own
-from rtxarr.polygraph._scalar import NAMES
+from rtxarr.polygraph._call_text import EAGER, MISS, call_text, result_text, tensors_of
+from rtxarr.polygraph._record import SCALARS, Recording
 from rtxarr.polygraph._trace import (
-    Captured,
     Changed,
     Concretization,
-    ScalarSource,
     levels_outside,
-    replay,
 )
 
 if TYPE_CHECKING:
     from rtxarr.polygraph._explain import Explanation, Profile
 
-_MISS = object()  # what a program gives for a call that it does not hold for
-_EAGER = object()  # or that must run eagerly
-_NONE: Mapping[int, str] = {}
 _OF_GPU: set[type] = set()  # CuPy's type of arrays, once one was seen
 
 MOST_PROGRAMS = 256
@@ -195,8 +187,8 @@ class Fused:
         if found is not None:
             for program in found:
                 out = program.run(args)
-                if out is not _MISS:
-                    return self._eager(args, kwargs) if out is _EAGER else out
+                if out is not MISS:
+                    return self._eager(args, kwargs) if out is EAGER else out
         if key in self._by_value:
             return self._valued(key, args, None, args, kwargs)
         return self._new(key, args, None, args, kwargs)
@@ -211,7 +203,7 @@ class Fused:
             self._refused(f"it cannot tell apart such arguments: {error}")
             return self._eager(args, kwargs)
         out = self._run(found, leaves, args, kwargs)
-        if out is not _MISS:
+        if out is not MISS:
             return out
         if key in self._by_value:
             return self._valued(key, leaves, structure, args, kwargs)
@@ -223,15 +215,15 @@ class Fused:
         """Call with the numbers as part of the key."""
         key = _Valued((*key, *((type(x), repr(x)) for x in leaves if type(x) in SCALARS)))
         out = self._run(self._programs.get(key, ()), leaves, args, kwargs)
-        return self._new(key, leaves, structure, args, kwargs) if out is _MISS else out
+        return self._new(key, leaves, structure, args, kwargs) if out is MISS else out
 
     def _run(self, programs: Sequence, leaves: Sequence, args: tuple, kwargs: dict) -> Any:
-        """Run the first program that holds for a call; ``_MISS`` if none does."""
+        """Run the first program that holds for a call; ``MISS`` if none does."""
         for program in programs:
             out = program.run(leaves)
-            if out is not _MISS:
-                return self._eager(args, kwargs) if out is _EAGER else out
-        return _MISS
+            if out is not MISS:
+                return self._eager(args, kwargs) if out is EAGER else out
+        return MISS
 
     def _eager(self, args: tuple, kwargs: dict) -> Any:
         self.n_eager += 1
@@ -257,7 +249,7 @@ class Fused:
         with self._lock:
             known = self._programs.setdefault(key, [])
             out = self._run(known, leaves, args, kwargs)  # of another thread
-            if out is not _MISS:
+            if out is not MISS:
                 return out
             try:
                 made = self._traced(key, leaves, structure, len(known))
@@ -278,7 +270,7 @@ class Fused:
             while len(self._programs) > MOST_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
         out = made.run(leaves)
-        return self._eager(args, kwargs) if out is _EAGER or out is _MISS else out
+        return self._eager(args, kwargs) if out is EAGER or out is MISS else out
 
     def _traced(self, key: tuple, leaves: Sequence, structure: Any, n_known: int) -> Any:
         if n_known >= MOST_GUARDED:
@@ -460,7 +452,7 @@ class _Eager:
     """Stands for a kind of calls that run the function as it is."""
 
     def run(self, leaves: Any) -> Any:
-        return _EAGER
+        return EAGER
 
 
 class Compiled:
@@ -472,224 +464,18 @@ class Compiled:
     program : Program or Interpreted
         Takes the arrays and numbers of the graph's inputs; gives its outputs.
     run : callable
-        Takes the leaves of the arguments; gives the result, ``_MISS`` or ``_EAGER``.
+        Takes the leaves of the arguments; gives the result, ``MISS`` or ``EAGER``.
     """
 
     def __init__(self, fused: Fused, recording: Recording, leaves: Sequence) -> None:
         nodes, outputs = recording.outputs(recording.result)
         updates = recording.updates()
-        self.graph = graph_of(recording, nodes, updates)
+        self.graph = recording.graph(nodes, updates)
         self.program = program_for(fused, recording.trace, self.graph)
         text, names = call_text(recording, leaves, updates)
         trace = recording.trace
         tensors = tensors_of(trace, leaves, range(len(trace.sources)))
-        self.text = text + _result_text(outputs, recording.structure, names, trace.xp, tensors)
+        self.text = text + result_text(outputs, recording.structure, names, trace.xp, tensors)
         names["program"] = self.program.run
         exec(compile(self.text, "<fused call>", "exec"), names)
         self.run: Callable = names["run"]
-
-
-def graph_of(recording: Recording, nodes: Sequence, updates: Sequence) -> Graph:
-    """Return the graph of a recording with these outputs."""
-    trace = recording.trace
-    scalars = [i for i, s in enumerate(trace.sources) if recording.is_scalar(s)]
-    return Graph(trace.inputs, nodes, updates, scalars)
-
-
-def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tuple[str, dict]:
-    """Return the text of a call up to the program's result ``r``, and the names it uses."""
-    trace, around = recording.trace, recording.surroundings
-    names: dict[str, Any] = {**NAMES, "MISS": _MISS, "EAGER": _EAGER, "like": _like}
-    names["shape_of"] = _shape_of
-    lines = ["def run(L):"]
-    if around.has_any:
-        names["hold"] = around.hold
-        lines.append("    if not hold(): return MISS")
-    if recording.scalars:
-        lines.append(f"    a = {''.join(f'L[{i}], ' for i in recording.scalars)}")
-    first = len(lines)
-    lines += guard_lines(trace.guards, names)
-    for i, source in enumerate(trace.sources):
-        if isinstance(source, ScalarSource):
-            names[f"d{i}"] = source.dtype.type
-            lines.append(f"    x{i} = d{i}({source.expression})")
-    if lines[first:]:  # errors are the function's to raise, if they are errors to it
-        inner = [f"    {line}" for line in lines[first:]]
-        lines[first:] = ["    try:", *inner, "    except Exception: return EAGER"]
-    places = []
-    for i, source in enumerate(trace.sources):
-        if isinstance(source, Place):  # last, when it is certain that the program will run
-            names[f"reserve{i}"] = source.reserve
-            places.append(f"    x{i} = reserve{i}()")
-        elif isinstance(source, Captured):
-            names[f"c{i}"] = source.array
-            if source.holder is None:
-                lines.append(f"    x{i} = c{i}")
-                if not isinstance(source.array, np.generic):
-                    names[f"m{i}"] = _shape_of(source.array)  # which may be set
-                    lines.append(f"    if shape_of(x{i}) != m{i}: return MISS")
-                continue
-            names[f"h{i}"] = source.holder
-            tracked = "is not" if source.holder.node is not None else "is"
-            lines.append(f"    x{i} = h{i}.data")
-            lines.append(f"    if x{i} is not c{i}:")
-            lines.append(f"        if not like(x{i}, c{i}): return MISS")
-            lines.append("        moved = True")
-            lines.append(f"    if not (h{i}.node {tracked} None): return MISS")
-        elif not isinstance(source, ScalarSource):
-            data = ".data" if isinstance(leaves[source], Tensor) else ""
-            lines.append(f"    x{i} = L[{source}]{data}")
-    arguments = [f"x{i}" for i in range(len(trace.sources))]
-    arrays = [i for i, s in enumerate(trace.sources) if not isinstance(s, (ScalarSource, Place))]
-    written = [number for number, _ in updates]
-    if updates:
-        lines.insert(1, "    moved = False")
-        if trace.on_numpy:
-            lines += [f"    if not x{i}.flags.writeable: return EAGER" for i in written]
-        lines += _overlap_lines(trace, written, arrays, names)
-    lines += [*places, f"    r = program({', '.join(arguments)})"]
-    tensors = tensors_of(trace, leaves, written)
-    if tensors:
-        names["changed"] = mark_changed
-        lines += [f"    changed({word})" for word in tensors.values()]
-    if state.mode & WITNESSED:
-        names["see"] = _see
-        seen = [f"L[{i}]" for i, x in enumerate(leaves) if isinstance(x, Tensor)]
-        seen += [f"h{i}" for i in range(len(trace.sources)) if f"h{i}" in names]
-        lines.append(f"    see(({''.join(f'{word}, ' for word in seen)}))")
-    return "\n".join(lines) + "\n", names
-
-
-def guard_lines(guards: Sequence[tuple], names: dict) -> list[str]:
-    """Return the lines that see whether numbers are those that the function decided by."""
-    lines = []
-    for k, (expression, value) in enumerate(guards):
-        names[f"g{k}"] = value
-        if value != value:
-            test = f"({expression}) == ({expression})"
-        elif type(value) is float and value == 0:  # which -0.0 equals
-            test = f"repr({expression}) != {repr(value)!r}"
-        else:
-            test = f"({expression}) != g{k}"
-        lines.append(f"    if {test}: return MISS")
-    return list(dict.fromkeys(lines))
-
-
-def _overlap_lines(trace: Any, written: list[int], arrays: list[int], names: dict) -> list[str]:
-    """Return the lines that see whether an input that is written shares memory with another.
-
-    Arrays that the function found are looked at here, and again when others are in their place.
-    """
-    overlap = names["overlap"] = _overlaps if trace.on_numpy else _overlaps_on_gpu
-    sources, lines, fixed = trace.sources, [], []
-    for number in written:
-        for other in arrays:
-            if other == number or (other in written and other < number):
-                continue
-            pair = sources[number], sources[other]
-            if all(isinstance(s, Captured) for s in pair):
-                fixed.append((number, other))
-            else:
-                lines.append(f"    if overlap(x{number}, x{other}): return EAGER")
-    if any(overlap(sources[a].array, sources[b].array) for a, b in fixed):
-        return [*lines, "    return EAGER"]
-    tests = " or ".join(f"overlap(x{a}, x{b})" for a, b in fixed)
-    return [*lines, f"    if moved and ({tests}): return EAGER"] if fixed else lines
-
-
-def _shape_of(x: Any) -> tuple:
-    """Return what of an array may be set: its shape, dtype and strides."""
-    return x.shape, x.dtype, x.strides
-
-
-def _overlaps(a: Any, b: Any) -> bool:
-    return np.may_share_memory(a, b)
-
-
-def _overlaps_on_gpu(a: Any, b: Any) -> bool:
-    one, other = a.data.mem, b.data.mem
-    if one.ptr + one.size <= other.ptr or other.ptr + other.size <= one.ptr:
-        return False
-    return _device.namespace(a).may_share_memory(a, b)
-
-
-def _see(tensors: tuple) -> None:
-    state.witness.see(tensors)
-
-
-def tensors_of(trace: Any, leaves: Sequence, numbers: Iterable[int]) -> dict[int, str]:
-    """Return the text of the Tensor that an input is the array of, for those of ``numbers``."""
-    found = {}
-    for number in numbers:
-        source = trace.sources[number]
-        if isinstance(source, Captured):
-            if isinstance(source.holder, Tensor):
-                found[number] = f"h{number}"
-        elif isinstance(source, int) and isinstance(leaves[source], Tensor):
-            found[number] = f"L[{source}]"
-    return found
-
-
-def result_words(
-    outputs: list[Output], names: dict, xp: Any, tensors: Mapping[int, str] = _NONE
-) -> list[str]:
-    """Return the text of each leaf of the result, made of the program's outputs ``r``.
-
-    ``tensors`` has the text of the Tensors that inputs are the arrays of.
-    """
-    return [_word(k, out, names, xp, tensors) for k, out in enumerate(outputs)]
-
-
-def _result_text(
-    outputs: list[Output],
-    structure: Any,
-    names: dict,
-    xp: Any,
-    tensors: Mapping[int, str] = _NONE,
-) -> str:
-    """Return the text that makes the result."""
-    words = result_words(outputs, names, xp, tensors)
-    if structure is None:
-        return f"    return {words[0]}\n"
-    kind, _, parts = structure
-    if kind is tuple and all(p is None for p in parts):
-        return f"    return ({''.join(w + ', ' for w in words)})\n"
-    names["structure"], names["unflatten"] = structure, unflatten
-    return f"    return unflatten(structure, [{', '.join(words)}])\n"
-
-
-def _word(k: int, output: Output, names: dict, xp: Any, tensors: Mapping) -> str:
-    if output.is_direct:
-        return f"r[{output.source}]"
-    if output.kind == "scalar":
-        return output.source
-    if output.kind == "leaf":
-        return f"L[{output.source}]"
-    if output.kind == "plain":
-        names[f"p{k}"] = output.source
-        return f"p{k}"
-    word = f"r[{output.source}]" if output.kind == "root" else f"x{output.source}"
-    if output.apart is not None:
-        names["own"] = functools.partial(own, xp)
-        others = [f"r[{n}]" if where == "r" else f"x{n}" for where, n in output.apart]
-        word = f"own({', '.join([word, *others])})"
-    if output.steps:
-        names["replay"], names["xp"], names[f"s{k}"] = replay, xp, output.steps
-        word = f"replay(s{k}, {word}, xp)"
-    elif output.scalar:
-        word = f"{word}[()]"
-    if output.tensor:
-        names["tensor"], names["store"] = make_tensor, store_of
-        of = tensors.get(output.source) if output.kind == "input" else None
-        word = f"tensor({word}, None, 0, {f'store({of})' if of else None})"
-    return word
-
-
-def _like(x: Any, known: Any) -> bool:
-    """Tell whether another array may stand where one was."""
-    return (
-        type(x) is type(known)
-        and x.dtype == known.dtype
-        and x.shape == known.shape
-        and x.strides == known.strides
-    )

@@ -24,6 +24,7 @@ from rtxarr.autograd._tape import Node, Tensor, make_tensor, store_of
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir
 from rtxarr.polygraph._backends import program_for
+from rtxarr.polygraph._call_text import call_text, result_words, tensors_of
 from rtxarr.polygraph._elementwise import as_array
 from rtxarr.polygraph._record import Recording
 from rtxarr.polygraph._trace import Concretization, Tracer
@@ -58,15 +59,13 @@ class Differentiable:
     def __init__(
         self, fused: Fused, recording: Recording, leaves: Sequence[Any], structure: Any
     ) -> None:
-        from rtxarr.polygraph._fuse import call_text, graph_of, result_words, tensors_of
-
         self._backward = backward = _Backward(fused, recording, structure)
         nodes, outputs = recording.outputs(recording.result)
         updates = recording.updates()
         if {number for number, _ in updates} & backward.tracked_inputs:
             raise Concretization("it writes into a tensor that requires a gradient")
         backward.cut(nodes)
-        self.graph = graph_of(recording, [*nodes, *backward.kept], updates)
+        self.graph = recording.graph([*nodes, *backward.kept], updates)
         self.program = program_for(fused, recording.trace, self.graph)
         self.plan = _Plan(fused, backward)
         self._outputs = outputs

@@ -19,8 +19,9 @@ from rtxarr.autograd._tape import Leaf, Node, mark_changed, raw
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._backends import program_for
+from rtxarr.polygraph._call_text import call_text, result_words
 from rtxarr.polygraph._draws import Place
-from rtxarr.polygraph._fuse import Fused, call_text, graph_of, result_words
+from rtxarr.polygraph._fuse import Fused
 from rtxarr.polygraph._record import Recording, own_data
 from rtxarr.polygraph._trace import Captured, Concretization, Tracer, where_called
 
@@ -270,7 +271,7 @@ class CompiledStep:
         n_results = len(recording.result)
         nodes, outputs = recording.outputs([*recording.result, *extra])
         updates = recording.updates()
-        self.graph = graph_of(recording, nodes, updates)
+        self.graph = recording.graph(nodes, updates)
         used = {n for n in self.graph.nodes() if n.op == "input"}
         for i, source in enumerate(trace.sources):
             unread = trace.inputs[i] not in used and i not in {n for n, _ in updates}

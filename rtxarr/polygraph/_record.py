@@ -15,7 +15,7 @@ import numpy as np
 from rtxarr import _device
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._mode import OBSERVED, PROFILED, TRACED, WITNESSED, state
-from rtxarr.autograd._tape import Leaf, make_tensor
+from rtxarr.autograd._tape import Leaf, Node, make_tensor
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir, _namespace
 from rtxarr.polygraph._draws import Place
@@ -23,6 +23,7 @@ from rtxarr.polygraph._guards import Surroundings, is_plain
 from rtxarr.polygraph._scalar import Scalar
 from rtxarr.polygraph._trace import (
     Captured,
+    Changed,
     Concretization,
     ScalarSource,
     Trace,
@@ -130,6 +131,11 @@ class Recording:
             if trace.refused is not None:
                 raise trace.refused
             trace.check_made()
+            for tensor, root in zip(self.tensors, self.roots, strict=True):
+                if own_data(tensor) is not own_data(root):
+                    raise Changed("it sets the data of a tensor: write into it, or assign to it")
+                if tensor.node is not root.node and type(tensor.node) is not Node:
+                    raise Changed("it sets whether a tensor requires a gradient")
             self._known = set(map(id, (*leaves, *self.surroundings.found())))
             self.result, self.structure = flatten(result)
             _refuse_kinds(self.structure)
@@ -247,6 +253,8 @@ class Recording:
             ):
                 if x is tensor and x.node is root.node and x.data is root.data:
                     return Output("leaf" if isinstance(original, int) else "plain", original)
+            if type(x) is not Tensor or type(x.node) is Leaf:
+                raise Concretization(f"it gives a {type(x).__name__} that it made a variable")
         data = x.data if is_tensor else x
         if isinstance(data, Scalar):
             return Output("scalar", data.expression)
@@ -276,7 +284,7 @@ class Recording:
         apart = None
         if base.op == "input":
             apart = [("x", base.attrs[0])]
-        elif node.op in _ir.VIEWS or base in places:
+        elif node.op in _ir.VIEWS or base in places or base.op in ("constant", "iota"):
             apart = []
         if base in places and apart is not None:
             apart += [("r", n) for n in places[base]]
@@ -284,6 +292,12 @@ class Recording:
         nodes.append(node)
         places.setdefault(base, []).append(number)
         return number, apart
+
+    def graph(self, nodes: Sequence[_ir.Node], updates: Sequence) -> _ir.Graph:
+        """Return the graph with these outputs."""
+        trace = self.trace
+        scalars = [i for i, s in enumerate(trace.sources) if self.is_scalar(s)]
+        return _ir.Graph(trace.inputs, nodes, updates, scalars)
 
     def updates(self) -> list[tuple[int, _ir.Node]]:
         """Return what is written back into inputs."""
@@ -379,7 +393,8 @@ def fetch(source: Any, leaves: Sequence[Any]) -> Any:
 
 def own(xp: Any, value: Any, *others: Any) -> Any:
     """Return an output as memory of its own, apart from ``others``, that can be written."""
-    repeats = value.size > 1 and 0 in value.strides
-    if repeats or any(xp.may_share_memory(value, other) for other in others):
+    fixed = value.size > 1 and 0 in value.strides
+    fixed = fixed or isinstance(value, np.ndarray) and not value.flags.writeable
+    if fixed or any(xp.may_share_memory(value, other) for other in others):
         return xp.asarray(value, copy=True, order="C")
     return value
