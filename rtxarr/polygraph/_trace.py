@@ -252,7 +252,7 @@ class Trace:
                 self._made.append((array, checksum(array)))
                 strides = found._cell.strides
                 found = Tracer(Cell(self, found.node, strides=strides))
-                found._cell.scope = None
+                found._cell.scope, found._cell.is_scalar = None, isinstance(array, np.generic)
             writable = on_gpu or array.flags.writeable
             found._cell.is_readonly = not writable
             self._captured[id(array)] = found

@@ -839,3 +839,57 @@ def test_functions_that_count_themselves():
         return f, None
 
     runs_as_it_is(make)
+
+
+# -------------------------------------------------------------------------------- what is given
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: np.zeros(3),
+        lambda x: np.zeros(()),
+        lambda x: {"a": [np.arange(3), np.zeros(3)[1:]]},
+        lambda x: rx.arange(3),
+        lambda x: rx.Tensor(np.zeros(3)),
+        lambda x: np.eye(2)[0],
+        lambda x: (c := np.ones(4), x + c, c)[1:],
+        lambda x: x * 0,
+    ],
+)
+def test_results_may_be_written_and_begin_anew(f):
+    fused = fuse(f)
+    for _ in range(3):
+        got = fused(X)
+        assert_same(got, f(X))
+        for leaf in rx.autograd._tree.flatten(got)[0]:
+            array = leaf.data if isinstance(leaf, rx.Tensor) else leaf
+            array[...] = 9
+
+
+def test_what_is_set_of_tensors():
+    def require(t):
+        t.requires_grad = True
+        return t * 2
+
+    def replace(t):
+        t.data = t.data * 2
+        return t * 1
+
+    for f in (require, replace):
+        mine, theirs = rx.Tensor(X.copy()), rx.Tensor(X.copy())
+        fused = fuse(f)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(3):
+                want, got = f(mine), fused(theirs)
+                assert_same((got.data, theirs.data), (want.data, mine.data))
+                assert got.requires_grad is want.requires_grad
+                assert theirs.requires_grad is mine.requires_grad
+
+
+def test_variables_made_by_the_function():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert type(fuse(lambda x: nn.Parameter(x * 2))(X)) is nn.Parameter
+        assert fuse(lambda x: rx.Tensor(x * 2, requires_grad=True))(X).requires_grad
