@@ -83,6 +83,18 @@ class Loaded:
         return 0, max(self.size - 1, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """An expression that lies in ``[0, size)`` where it matters: elsewhere nothing is read."""
+
+    inner: Expr
+    size: int
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return 0, max(self.size - 1, 0)
+
+
 ZERO = Expr((), 0)
 
 
@@ -97,6 +109,29 @@ def symbol(name: str, size: int) -> Expr:
 
 def loaded(name: str, size: int) -> Expr:
     return Expr(((Loaded(name, size), 1),), 0)
+
+
+def assumed(x: Expr, size: int) -> Expr:
+    """Return ``x``, which is taken to lie in ``[0, size)`` until it is :func:`released`."""
+    low, high = x.bounds
+    if low >= 0 and high < size:
+        return x
+    return ZERO if size == 1 else Expr(((Assumed(x, size), 1),), 0)
+
+
+def released(x: Expr) -> Expr:
+    """Return ``x`` without assumptions; what was simplified by them stays so."""
+    parts = [number(x.offset)]
+    for atom, factor in x.terms:
+        if type(atom) is Assumed:
+            part = released(atom.inner)
+        elif type(atom) in (Div, Mod):
+            inner = released(atom.numerator)
+            part = (floordiv if type(atom) is Div else mod)(inner, atom.divisor)
+        else:
+            part = Expr(((atom, 1),), 0)
+        parts.append(mul(part, factor))
+    return add(*parts)
 
 
 def add(*parts: Expr) -> Expr:
@@ -239,6 +274,8 @@ def substitute(x: Expr, name: str, value: Expr) -> Expr:
             part = floordiv(substitute(atom.numerator, name, value), atom.divisor)
         elif type(atom) is Mod:
             part = mod(substitute(atom.numerator, name, value), atom.divisor)
+        elif type(atom) is Assumed:
+            part = assumed(substitute(atom.inner, name, value), atom.size)
         elif atom.name == name:
             part = value
         else:
@@ -251,7 +288,10 @@ def names_in(x: Expr) -> set[str]:
     """Return the names of the counters and loaded numbers in ``x``."""
     found: set[str] = set()
     for atom, _ in x.terms:
-        found |= names_in(atom.numerator) if type(atom) in (Div, Mod) else {atom.name}
+        if type(atom) is Assumed:
+            found |= names_in(atom.inner)
+        else:
+            found |= names_in(atom.numerator) if type(atom) in (Div, Mod) else {atom.name}
     return found
 
 

@@ -63,6 +63,7 @@ class _Lowering:
 
     def _say(self, op: str, args: tuple, dtype: Any, depends: tuple[str, ...] = ()) -> str:
         """Return the name of the value of a statement, which is made if it is new."""
+        args = tuple(ix.released(a) if isinstance(a, Expr) else a for a in args)
         key = op, args, dtype
         if key in self.names:
             return self.names[key]

@@ -139,17 +139,19 @@ def sources_at(node: Node, place: Expr, loaded: Any) -> list[tuple[Node, Expr]]:
         (axis,) = node.attrs
         found, start = [], 0
         for part in node.src:
-            moved = (*axes[:axis], ix.add(axes[axis], ix.number(-start)), *axes[axis + 1 :])
+            at = ix.assumed(ix.add(axes[axis], ix.number(-start)), part.shape[axis])
+            moved = (*axes[:axis], at, *axes[axis + 1 :])
             found.append((part, ix.ravel(moved, part.shape)))
             start += part.shape[axis]
         return found
     if op == "update":
         x, value = node.src
         starts, steps = node.attrs
-        moved = tuple(
+        apart = [
             ix.floordiv(ix.mul(ix.add(a, ix.number(-start)), 1 if step > 0 else -1), abs(step))
             for a, start, step in zip(axes, starts, steps, strict=True)
-        )
+        ]
+        moved = tuple(ix.assumed(a, n) for a, n in zip(apart, value.shape, strict=True))
         return [(x, place), (value, ix.ravel(moved, value.shape))]
     x, index = node.src
     (axis,) = node.attrs

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph._index import (
     ZERO,
     add,
@@ -56,3 +57,15 @@ def test_expressions_give_the_numbers_of_plain_arithmetic(seed):
             (mod(moved, divisor), plain % divisor),
         ):
             assert evaluate(made, values) == want
+
+
+def test_what_is_assumed_simplifies_and_is_released():
+    c = ix.add(ix.symbol("c", 1000), ix.number(-1))
+    at = ix.ravel((ix.symbol("r", 5), ix.assumed(c, 999)), (5, 999))
+    row, column = ix.unravel(at, (5, 999))
+    assert row == ix.symbol("r", 5)
+    assert ix.released(column) == c
+    assert ix.assumed(ix.symbol("c", 7), 9) == ix.symbol("c", 7)
+    moved = ix.substitute(column, "c", ix.symbol("k", 1000))
+    assert ix.names_in(moved) == {"k"}
+    assert ix.evaluate(ix.released(moved), {"k": 4}) == 3

@@ -326,3 +326,14 @@ def _next(x):
 
 def _total(x):
     return (x.sum(axis=0),)
+
+
+def test_rows_that_are_rolled_are_read_without_divisions_by_the_parts(rng):
+    x = ir.input_node(0, "float32", (6, 10))
+    parts = ir.slice_node(x, (0, 1), (1, 1), (6, 9)), ir.slice_node(x, (0, 0), (1, 1), (6, 1))
+    graph = ir.Graph([x], [ir.map_node("tanh", ir.concat(parts, 1))])
+    program = run(graph, [rng.standard_normal((6, 10), "f4")])
+    (step,) = program.steps
+    loads = [s.args[1] for s in step.loops.phases[0].body if s.op == "load"]
+    assert len(loads) == 2
+    assert all("divisor=9)" not in repr(place) for place in loads)
