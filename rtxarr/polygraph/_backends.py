@@ -38,9 +38,11 @@ def default_backend(on_numpy: bool, mode: str) -> Any:
     return CudaBackend(mode)
 
 
-def program_for(fused: Any, trace: Trace, graph: Graph) -> Any:
-    """Return what runs a graph: takes its inputs, gives its outputs."""
-    strides = input_strides(trace)
+def program_for(fused: Any, trace: Trace, graph: Graph, strides: list[Any] | None) -> Any:
+    """Return what runs a graph: takes its inputs, gives its outputs.
+
+    ``strides`` are those of the inputs, as :func:`input_strides` gives them.
+    """
     if fused.backend == "interpreter" or strides is None:
         return Interpreted(graph, trace.xp)
     backend = fused.backend or default_backend(trace.on_numpy, fused.mode)

@@ -19,7 +19,7 @@ from rtxarr.autograd import Tensor
 from rtxarr.autograd._mode import AUTOCAST, RECORDED, state
 from rtxarr.autograd._tape import Node
 from rtxarr.autograd._tree import flatten
-from rtxarr.polygraph._backends import program_for
+from rtxarr.polygraph._backends import input_strides, program_for
 from rtxarr.polygraph._call_text import EAGER, MISS, call_text, result_text, tensors_of
 from rtxarr.polygraph._record import SCALARS, Recording
 from rtxarr.polygraph._trace import (
@@ -470,10 +470,9 @@ class Compiled:
     def __init__(self, fused: Fused, recording: Recording, leaves: Sequence) -> None:
         nodes, outputs = recording.outputs(recording.result)
         updates = recording.updates()
-        self.graph = recording.graph(nodes, updates)
-        self.program = program_for(fused, recording.trace, self.graph)
+        self.graph, trace = recording.graph(nodes, updates), recording.trace
+        self.program = program_for(fused, trace, self.graph, input_strides(trace))
         text, names = call_text(recording, leaves, updates)
-        trace = recording.trace
         tensors = tensors_of(trace, leaves, range(len(trace.sources)))
         self.text = text + result_text(outputs, recording.structure, names, trace.xp, tensors)
         names["program"] = self.program.run

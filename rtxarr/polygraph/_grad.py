@@ -13,19 +13,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rtxarr import random
-from rtxarr._device import namespace
 from rtxarr.autograd._engine import gradients, masked_gradients
 from rtxarr.autograd._mode import OBSERVED, PROFILED, RECORDED, TRACED, enable_grad, state
 from rtxarr.autograd._op import _observe
 from rtxarr.autograd._tape import Node, Tensor, make_tensor, store_of
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir
-from rtxarr.polygraph._backends import program_for
+from rtxarr.polygraph._backends import input_strides, program_for
 from rtxarr.polygraph._call_text import call_text, result_words, tensors_of
 from rtxarr.polygraph._elementwise import as_array
+from rtxarr.polygraph._program import as_contiguous
 from rtxarr.polygraph._record import Recording
 from rtxarr.polygraph._trace import Concretization, Tracer
 
@@ -65,13 +63,12 @@ class Differentiable:
         if {number for number, _ in updates} & backward.tracked_inputs:
             raise Concretization("it writes into a tensor that requires a gradient")
         backward.cut(nodes)
-        self.graph = recording.graph([*nodes, *backward.kept], updates)
-        self.program = program_for(fused, recording.trace, self.graph)
+        self.graph, trace = recording.graph([*nodes, *backward.kept], updates), recording.trace
+        self.program = program_for(fused, trace, self.graph, input_strides(trace))
         self.plan = _Plan(fused, backward)
         self._outputs = outputs
         self._structure = recording.structure
         text, names = call_text(recording, leaves, updates)
-        trace = recording.trace
         tensors = tensors_of(trace, leaves, range(len(trace.sources)))
         words = result_words(outputs, names, trace.xp, tensors)
         arrays = "".join(f"x{i}, " for i in range(len(recording.trace.inputs)))
@@ -107,7 +104,7 @@ class Differentiable:
                 if number in backward.used_inputs:
                     guards.append(_guard(tensor))
             kept = [roots[i] for i in backward.kept_places]
-            arrays = [*map(_contiguous, kept), *(inputs[i] for i in backward.used_inputs)]
+            arrays = [*map(as_contiguous, kept), *(inputs[i] for i in backward.used_inputs)]
             call = _Call(leaves, edges, getattr(self._drawn, "log", None))
             first = inputs[backward.numbers[0]]
             node = Node(self.plan, edges, (arrays, first, call), guards)
@@ -330,7 +327,7 @@ class _Backward:
                     program = self.programs[pattern] = self._program(pattern)
         more = [x for x in given if x is not None]
         more += [m for x, m in pairs if x is not None and m is not None]
-        return program(arrays, list(map(_contiguous, more)))
+        return program(arrays, list(map(as_contiguous, more)))
 
     def _program(self, pattern: tuple) -> _BackwardProgram:
         recording = self._recording
@@ -345,14 +342,17 @@ class _Backward:
         if any(n.op == "input" and n not in leaves for n in _ir.topological(roots, leaves)):
             raise AssertionError("a backward pass uses what was not kept")
         inputs, roots = _ir.cut(leaves, roots)
-        first = len(self._kept_nodes)
-        places = {number: first + i for i, number in enumerate(self.used_inputs)}
-        seen: Any = _BackwardTrace(trace, inputs, places)
-        scalars = [p for n, p in places.items() if recording.is_scalar(trace.sources[n])]
+        # Inputs of the forward pass that it uses too lie as they lie there.
+        strides = input_strides(trace)
+        if strides is not None:
+            of_used = [strides[n] for n in self.used_inputs]
+            strides = [*[None] * len(self._kept_nodes), *of_used, *[None] * len(given)]
+        places = enumerate(self.used_inputs, len(self._kept_nodes))
+        scalars = [p for p, n in places if recording.is_scalar(trace.sources[n])]
         graph = _ir.Graph(inputs, roots, (), scalars)
         numbers = iter(range(len(roots)))
         outputs = [None if x is None else (next(numbers), x.is_scalar) for x in found]
-        return _BackwardProgram(program_for(self._fused, seen, graph), outputs)
+        return _BackwardProgram(program_for(self._fused, trace, graph, strides), outputs)
 
     # --------------------------------------------------------------------- higher derivatives
 
@@ -404,31 +404,6 @@ def pull(
     return (*found, *passed)
 
 
-class _BackwardTrace:
-    """What a back end asks of the trace of a backward pass."""
-
-    def __init__(self, trace: Any, inputs: list[_ir.Node], places: dict[int, int]) -> None:
-        self.xp = trace.xp
-        self.on_numpy = trace.on_numpy
-        self.inputs = inputs
-        # Inputs of the forward pass that it uses too lie as they lie there.
-        self.cells = [
-            _Cell(places[cell.number], cell.strides)
-            for cell in trace.cells
-            if cell.number in places
-        ]
-
-
-class _Cell:
-    """How one input lies in memory."""
-
-    __slots__ = ("number", "strides")
-
-    def __init__(self, number: int, strides: Any) -> None:
-        self.number = number
-        self.strides = strides
-
-
 class _BackwardProgram:
     """Runs a backward pass: gradients of the variables, None for those it does not reach."""
 
@@ -442,10 +417,3 @@ class _BackwardProgram:
             None if place is None else out[place[0]][()] if place[1] else out[place[0]]
             for place in self._places
         ]
-
-
-def _contiguous(x: Any) -> Any:
-    """Return an array in row-major order, as programs take what they have not seen."""
-    if isinstance(x, np.generic) or x.flags.c_contiguous:
-        return x
-    return namespace(x).asarray(x, copy=True, order="C")

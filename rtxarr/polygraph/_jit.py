@@ -18,7 +18,7 @@ from rtxarr.autograd import capture as _capture
 from rtxarr.autograd._tape import Leaf, Node, mark_changed, raw
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir as ir
-from rtxarr.polygraph._backends import program_for
+from rtxarr.polygraph._backends import input_strides, program_for
 from rtxarr.polygraph._call_text import call_text, result_words
 from rtxarr.polygraph._draws import Place
 from rtxarr.polygraph._fuse import Fused
@@ -277,7 +277,7 @@ class CompiledStep:
             unread = trace.inputs[i] not in used and i not in {n for n, _ in updates}
             if unread and isinstance(source, Captured) and isinstance(source.holder, _Gradient):
                 trace.sources[i] = _Unused()
-        self.program = program_for(jitted, trace, self.graph)
+        self.program = program_for(jitted, trace, self.graph, input_strides(trace))
         self._recording = recording
         self.effects = recording.effects
         text, names = call_text(recording, leaves, updates)

@@ -294,14 +294,15 @@ class _NothingFused:
         return False
 
 
-def _contiguous(array: Any) -> Any:
+def as_contiguous(array: Any) -> Any:
+    """Return an array in row-major order, as programs take what they have not seen."""
     if array.flags.c_contiguous:
         return array
     return namespace(array).ascontiguousarray(array)
 
 
 def _on_contiguous(program: Program) -> Callable:
-    return lambda *arrays: program.run(*map(_contiguous, arrays))
+    return lambda *arrays: program.run(*map(as_contiguous, arrays))
 
 
 def _broadcast(array: Any, shape: tuple[int, ...]) -> Any:
@@ -341,6 +342,6 @@ def _looked_at(node: Node) -> tuple[Node, ...]:
 def eager_step(node: Node, *, contiguous: bool) -> Callable:
     def run(*sources):
         out = _interpret.evaluate(node, sources, namespace(*sources))
-        return _contiguous(out) if contiguous else out
+        return as_contiguous(out) if contiguous else out
 
     return run
