@@ -31,26 +31,7 @@ _WHERE = {
     "while_loop": "_control",
 }
 
-__all__ = [
-    "ArraySpec",
-    "Bundle",
-    "BundleError",
-    "Fused",
-    "Jitted",
-    "Loaded",
-    "NotSaved",
-    "Patch",
-    "Refused",
-    "aot",
-    "cache_info",
-    "cond",
-    "fuse",
-    "jit",
-    "load",
-    "patch",
-    "scan",
-    "while_loop",
-]
+__all__ = [*_WHERE]
 
 
 def __getattr__(name: str) -> Any:
