@@ -285,6 +285,8 @@ class Random:
             return  # NumPy adds it up in bfloat16
         if x.dtype == np.float16 and name == "var":
             return  # and this in float16
+        if x.dtype.kind == "c" and name == "prod":
+            return  # it begins with 1 + 0j, which makes NaN of infinite parts
         if not exact and x.dtype.kind == "f" and name in ("sum", "mean", "cumsum"):
             # Small whole numbers are added up exactly, in any order.
             self._add(
