@@ -19,6 +19,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr.autograd._tree import flatten
+from rtxarr.polygraph._cuda_backend import CudaBackend
 from rtxarr.polygraph._ir import VIEWS, Node, behind_views
 from rtxarr.polygraph._program import Program, Step
 
@@ -369,7 +370,7 @@ class _EventClock:
 
 
 def _on_gpu(program: Program) -> bool:
-    return type(program.backend).__name__ == "CudaBackend"
+    return isinstance(program.backend, CudaBackend)
 
 
 def _rate_of(reports: Iterable[ProgramReport]) -> float | None:

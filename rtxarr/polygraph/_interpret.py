@@ -59,15 +59,12 @@ def run(graph: Graph, inputs: Sequence[Any], xp: Any) -> list[Any]:
     written = [(inputs[number], values[node]) for number, node in graph.updates]
     if len(written) > 1:  # one may be a view of what another writes
         written = [(to, xp.asarray(value, copy=True)) for to, value in written]
-    outputs = [_detached(values[node], graph, inputs, xp) for node in graph.outputs]
+    outputs = [values[node] for node in graph.outputs]
+    if graph.updates:  # which an output may be a view of
+        outputs = [xp.asarray(value, copy=True) for value in outputs]
     for to, value in written:
         to[...] = value
     return outputs
-
-
-def _detached(value: Any, graph: Graph, inputs: Sequence[Any], xp: Any) -> Any:
-    """Copy an output that may be a view of an input about to be written."""
-    return xp.asarray(value, copy=True) if graph.updates else value
 
 
 def _uses(graph: Graph, nodes: Sequence[Node]) -> dict[Node, int]:
@@ -190,12 +187,8 @@ def _concat(xp, node, *parts):
     return xp.concat(parts, axis=node.attrs[0])
 
 
-def _copy(xp, x):
-    return xp.asarray(x, copy=True)
-
-
 def _update(xp, node, x, value):
-    out = _copy(xp, x)
+    out = xp.asarray(x, copy=True)
     out[key_of(*node.attrs, value.shape)] = value
     return out
 
