@@ -71,16 +71,10 @@ class Mod:
         return 0, min(self.divisor - 1, self.numerator.bounds[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Symbol):
     """A number read from memory in a kernel, under the name it has there; in ``[0, size)``."""
 
-    name: str
-    size: int
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        return 0, max(self.size - 1, 0)
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

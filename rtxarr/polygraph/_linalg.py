@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from rtxarr.linalg import EighResult, EigResult, QRResult, SlogdetResult, SVDResult
 from rtxarr.polygraph import _ir
 from rtxarr.polygraph._calls import called
 from rtxarr.polygraph._elementwise import as_array, cast_node, elementwise, where_dtype
@@ -97,32 +98,6 @@ def trace(x, /, *, offset=0, dtype=None):
     from rtxarr.polygraph._reduce import sum
 
     return sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
-
-
-class EighResult(NamedTuple):
-    eigenvalues: Any
-    eigenvectors: Any
-
-
-class EigResult(NamedTuple):
-    eigenvalues: Any
-    eigenvectors: Any
-
-
-class QRResult(NamedTuple):
-    Q: Any
-    R: Any
-
-
-class SlogdetResult(NamedTuple):
-    sign: Any
-    logabsdet: Any
-
-
-class SVDResult(NamedTuple):
-    U: Any
-    S: Any
-    Vh: Any
 
 
 def _call(name: str, kind: Any = None) -> Any:
