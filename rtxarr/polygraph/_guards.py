@@ -7,7 +7,6 @@ copy of the function in which arrays are tracers.
 
 from __future__ import annotations
 
-import argparse
 import collections.abc
 import contextvars
 import copy
@@ -28,7 +27,7 @@ from rtxarr._device import is_array, is_device_array
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._op import checksum
 from rtxarr.polygraph._trace import Concretization, Trace
-from rtxarr.polygraph._watch import Snapshot, held_by
+from rtxarr.polygraph._watch import CONTAINERS, NAMESPACES, Snapshot, held_by
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype, type(Ellipsis))
 _LIBRARIES = frozenset(
@@ -48,8 +47,6 @@ _MISSING = object()
 _MOST_OBJECTS = 10_000
 _MOST_BYTES = 1 << 20  # of an array that is compared with what it was at each call
 
-_NAMESPACES = types.SimpleNamespace, argparse.Namespace
-_CONTAINERS = list, tuple, dict, types.MappingProxyType, *_NAMESPACES
 _WRAPPERS = (
     staticmethod,
     classmethod,
@@ -127,7 +124,7 @@ class Surroundings:
         self._copies: dict[int, tuple[Any, Any]] = {}  # containers with tracers for arrays
         self._stateful: list[tuple[Any, Any]] = [(x, _state(x)) for x in (None, random._inst)]  # type: ignore[attr-defined]
         self.objects: list[Any] = []
-        trace.stand_in = self.stand_in
+        trace.stand_in = self._container
         self.function = self._function(function)
         self._settle()
         self._module_state = [(m, _state_of(m)) for m in self._modules.values()]
@@ -197,10 +194,6 @@ class Surroundings:
         """Note an argument that is no array: a module, or an object with attributes."""
         self._follow(x)
         self._settle()
-
-    def stand_in(self, value: Any) -> Any:
-        """Return a container of an object's with tracers for its arrays, itself if it has none."""
-        return self._container(value)
 
     # ------------------------------------------------------------------------------- noting
 
@@ -293,7 +286,7 @@ class Surroundings:
         if is_array(value) and not isinstance(value, np.generic):
             self._trace.found.add(id(value))
             return self._trace.capture(value)
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, CONTAINERS):
             return self._container(value)
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             name = getattr(value, "__module__", None)
@@ -307,12 +300,12 @@ class Surroundings:
         return value
 
     def _container(self, value: Any) -> Any:
-        """Note what a container holds; return it with tracers for its arrays."""
+        """Note what a container holds; return it with tracers for its arrays, if it has any."""
         if id(value) in self._copies:
             return self._copies[id(value)][1]
         self._copies[id(value)] = value, value  # should it hold itself
         self._attributes_of_container(value)
-        held = vars(value) if isinstance(value, _NAMESPACES) else value
+        held = vars(value) if isinstance(value, NAMESPACES) else value
         by_key = not isinstance(held, (list, tuple))
         parts = list(held.items()) if by_key else list(enumerate(held))
         if by_key:
@@ -334,7 +327,7 @@ class Surroundings:
         else:
             made = copy.copy(value)
             for k, v in new:
-                if isinstance(value, _NAMESPACES):
+                if isinstance(value, NAMESPACES):
                     setattr(made, k, v)  # type: ignore[arg-type]
                 elif by_key:
                     dict.__setitem__(made, k, v)
@@ -369,7 +362,7 @@ class Surroundings:
                 self._follow(x.__self__)
         elif isinstance(x, (types.MethodType, functools.partial)):
             self._function(x)
-        elif isinstance(x, _CONTAINERS):
+        elif isinstance(x, CONTAINERS):
             self._attributes_of_container(x)
             self._parts(x)
         elif isinstance(x, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
@@ -419,7 +412,7 @@ class Surroundings:
 
     def _parts(self, x: Any) -> None:
         """Note what an attribute's container holds; arrays by identity."""
-        held = vars(x) if isinstance(x, _NAMESPACES) else x
+        held = vars(x) if isinstance(x, NAMESPACES) else x
         if isinstance(held, (list, tuple)):
             parts = tuple(held)
             if not isinstance(held, tuple):

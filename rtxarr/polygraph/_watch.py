@@ -22,6 +22,8 @@ from rtxarr._device import is_device_array
 from rtxarr._override import tracing
 from rtxarr.polygraph._trace import Changed, Tracer
 
+NAMESPACES = types.SimpleNamespace, argparse.Namespace
+CONTAINERS = list, tuple, dict, types.MappingProxyType, *NAMESPACES
 _MISSING = object()
 _OF_PROGRAM = 1 << 9  # a flag of types that are made by class statements
 _lock = threading.Lock()
@@ -113,9 +115,9 @@ def _is_array(x: Any) -> bool:
 
 def _is_held(x: Any, depth: int = 0) -> bool:
     """Tell whether a value is an array or a container with arrays."""
-    if isinstance(x, (types.SimpleNamespace, argparse.Namespace)):
+    if isinstance(x, NAMESPACES):
         x = vars(x)
-    if isinstance(x, (list, tuple, dict, types.MappingProxyType)):
+    if isinstance(x, CONTAINERS):
         parts = x if isinstance(x, (list, tuple)) else x.values()
         return depth < 8 and any(_is_held(part, depth + 1) for part in parts)
     return _is_array(x)
