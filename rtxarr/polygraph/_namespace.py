@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -219,7 +220,7 @@ def reshape(x, /, shape, *, copy=None):
     """Return ``x`` in another shape; one length may be -1."""
     x = as_array(x)
     shape = (shape,) if not isinstance(shape, (tuple, list)) else tuple(shape)
-    shape = tuple(int(n) for n in shape)
+    shape = tuple(operator.index(n) for n in shape)
     if shape.count(-1) == 1:
         rest = math.prod(n for n in shape if n != -1)
         if not rest or x.size % rest:
@@ -519,12 +520,14 @@ def linspace(start, stop, /, num, *, dtype=None, device=None, endpoint=True):
     numbers = [n.known() if isinstance(n, maps.Scalar) else n for n in (start, stop)]
     if builtins.any(isinstance(n, Tracer) for n in numbers):
         raise concretization("linspace()")
-    return maps.from_numpy(np.linspace(*numbers, int(num), dtype=dtype, endpoint=endpoint))
+    return maps.from_numpy(
+        np.linspace(*numbers, operator.index(num), dtype=dtype, endpoint=endpoint)
+    )
 
 
 def eye(n_rows, n_cols=None, /, *, k=0, dtype=None, device=None):
     """Return a matrix with ones on the ``k``-th diagonal."""
-    shape = (int(n_rows), int(n_rows if n_cols is None else n_cols))
+    shape = (operator.index(n_rows), operator.index(n_rows if n_cols is None else n_cols))
     rows, columns = (_ir.iota(shape, axis, np.int64) for axis in (0, 1))
     shift = _ir.broadcast(_ir.constant(k, np.int64), shape)
     on = _ir.map_node("equal", _ir.map_node("add", rows, shift), columns)

@@ -372,3 +372,22 @@ def test_variables_made_by_the_function():
         warnings.simplefilter("ignore")
         assert type(fuse(lambda x: nn.Parameter(x * 2))(X)) is nn.Parameter
         assert fuse(lambda x: rx.Tensor(x * 2, requires_grad=True))(X).requires_grad
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, n: rx.repeat(x, n, axis=0),
+        lambda x, n: rx.tile(x, (n, 1)),
+        lambda x, n: rx.linalg.vector_norm(x, ord=n),
+        lambda x, n: rx.reshape(x, (n, -1)),
+        lambda x, n: rx.eye(n),
+        lambda x, n: rx.roll(x, n),
+        lambda x, n: rx.sum(x, axis=n - 2),
+        lambda x, n: rx.concat([x] * n),
+    ],
+)
+def test_numbers_as_options(f):
+    for x in (np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((6, 1), np.float32)):
+        agrees(f, (x, 2), (x, 3), (x, 2), (x, 1))
+        agrees(f, (x, 2.5), (x, 1.5))
