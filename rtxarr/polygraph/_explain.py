@@ -23,8 +23,6 @@ from rtxarr.polygraph._cuda_backend import CudaBackend
 from rtxarr.polygraph._ir import VIEWS, Node, behind_views
 from rtxarr.polygraph._program import Program, Step
 
-_LEAVES = ("input", "constant", "iota")
-
 
 class StepReport:
     """What one step of a program does.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import logging
 import threading
 import time
 import warnings
@@ -28,7 +27,6 @@ from rtxarr.polygraph._program import Program
 
 __all__ = ["Patch", "Refused", "patch", "slots_of"]
 
-_log = logging.getLogger("rtxarr")
 _lock = threading.RLock()  # held for assignments alone, never while a kernel runs
 _MOST_RECORDED = 4
 
