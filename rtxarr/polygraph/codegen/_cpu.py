@@ -12,7 +12,7 @@ A kernel is one function::
     int kernel(PyObject *objects, int64_t *numbers)
 
 of a tuple of arrays and NumPy scalars: where their memory is stands behind the head of each object.
-``numbers`` begin with what ``_cpu_text.FIXED`` names: which elements (map) or rows are to be done,
+``numbers`` begin with what ``_cpu_start.FIXED`` names: which elements (map) or rows are to be done,
 and sizes; then come the numbers of index expressions and the addresses of NumPy's loops. A kernel
 that takes rows in parts does one step (``Plan.sections``), of rows or of parts of rows; what the
 steps share is in memory of the caller, its third argument. A kernel gives 1, and does nothing, if
