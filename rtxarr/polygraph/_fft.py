@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def _transform(
         halved = op == "irfft" and i == len(pairs) - 1
         if n is None:
             n = 2 * (x.shape[axis] - 1) if halved else x.shape[axis]
-        n = int(n)
+        n = operator.index(n)
         if n < 1:
             raise ValueError(f"Invalid number of FFT data points ({n}) specified.")
         x = _fitted(x, axis, n // 2 + 1 if halved else n)

@@ -128,7 +128,7 @@ def make(op: str, src: Sequence[Node], attrs: tuple, dtype: Any, shape: tuple[in
     """Return the node of this description, unchecked; see the functions below."""
     src = tuple(src)
     dtype = None if dtype is None else np.dtype(dtype)
-    attrs, shape = _settled(attrs), _settled(shape)
+    attrs, shape = settled(attrs), settled(shape)
     key = op, tuple([id(s) for s in src]), _identity(attrs), dtype, shape
     with _lock:
         node = _nodes.get(key)
@@ -139,10 +139,10 @@ def make(op: str, src: Sequence[Node], attrs: tuple, dtype: Any, shape: tuple[in
     return node
 
 
-def _settled(x: Any) -> Any:
+def settled(x: Any) -> Any:
     """Return attributes with numbers that vary from call to call (``_scalar``) as they are now."""
     if isinstance(x, tuple):
-        found = [_settled(part) for part in x]
+        found = [settled(part) for part in x]
         return x if all(a is b for a, b in zip(found, x, strict=True)) else tuple(found)
     known = getattr(type(x), "known", None)
     return x if known is None else known(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -131,4 +132,4 @@ vector_norm = _call("vector_norm")
 
 def matrix_power(x, n, /):
     """Return a power of square matrices."""
-    return called("linalg.matrix_power", (as_array(x),), {"n": int(n)})
+    return called("linalg.matrix_power", (as_array(x),), {"n": operator.index(n)})

@@ -431,7 +431,7 @@ def _triangle(x, k, test):
     x = as_array(x)
     shape = x.shape[-2:]
     rows, columns = (_ir.iota(shape, axis, np.int64) for axis in (0, 1))
-    shift = _ir.broadcast(_ir.constant(k, np.int64), shape)
+    shift = _ir.broadcast(_ir.constant(operator.index(k), np.int64), shape)
     inside = _ir.map_node(test, _ir.map_node("add", rows, shift), columns)
     return where(current().fresh(inside), x, _zero(x.dtype))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -219,7 +220,7 @@ def _split(x, indices_or_sections, axis=0):
         each, extra = divmod(n, sections)
         bounds = np.cumsum([0, *[each + 1] * extra, *[each] * (sections - extra)]).tolist()
     else:
-        bounds = [0, *map(int, indices_or_sections), n]
+        bounds = [0, *map(operator.index, indices_or_sections), n]
     before = (slice(None),) * axis
     return [x[(*before, slice(a, b))] for a, b in zip(bounds, bounds[1:], strict=False)]
 

@@ -137,7 +137,8 @@ class Recording:
                 if tensor.node is not root.node and type(tensor.node) is not Node:
                     raise Changed("it sets whether a tensor requires a gradient")
             self._known = set(map(id, (*leaves, *self.surroundings.found())))
-            self.result, self.structure = flatten(result)
+            self.result, structure = flatten(result)
+            self.structure = _ir.settled(structure)  # numbers may be keys of dicts
             _refuse_kinds(self.structure)
             self._finished()
 

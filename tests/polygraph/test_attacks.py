@@ -385,6 +385,10 @@ def test_variables_made_by_the_function():
         lambda x, n: rx.roll(x, n),
         lambda x, n: rx.sum(x, axis=n - 2),
         lambda x, n: rx.concat([x] * n),
+        lambda x, n: rx.tril(x, k=n),
+        lambda x, n: np.split(x, [n]),
+        lambda x, n: np.fft.rfft(x, n).real.sum() > 1e9,
+        lambda x, n: {n: x},
     ],
 )
 def test_numbers_as_options(f):
