@@ -10,9 +10,18 @@ import numpy as np
 
 from rtxarr._device import is_array, namespace
 from rtxarr.polygraph import _ir
-from rtxarr.polygraph._elementwise import BOOL, as_array, cast, cast_node, elementwise, where
+from rtxarr.polygraph._elementwise import (
+    BOOL,
+    as_array,
+    cast,
+    cast_node,
+    elementwise,
+    operand,
+    tensor_of,
+    where,
+)
 from rtxarr.polygraph._scalar import Scalar
-from rtxarr.polygraph._trace import Tracer, concretization, current
+from rtxarr.polygraph._trace import Index, Tracer, concretization, current
 
 
 def _is_listed(k: Any) -> bool:
@@ -158,9 +167,8 @@ def wrapped(index: Tracer, n: int) -> Tracer:
 
 def setitem(x: Tracer, key: Any, value: Any) -> None:
     """Do ``x[key] = value``."""
-    if isinstance(value, Scalar) or not hasattr(value, "dtype"):
-        # Numbers must fit, as in NumPy.
-        value = as_array(value) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        value = as_array(value)
     if isinstance(key, (Tracer, np.ndarray)) and key.dtype == BOOL:
         _set_where(x, as_array(key), value)
         return
@@ -168,22 +176,14 @@ def setitem(x: Tracer, key: Any, value: Any) -> None:
     if any(_is_listed(k) for k in key):
         _set_listed(x, key, value)
         return
-    part = x.view_by(*_view_of(x, key))
-    part.write(_filling(value, part))
-
-
-def _view_of(x: Tracer, key: tuple) -> tuple:
-    from rtxarr.polygraph._trace import Index
-
     if Ellipsis not in key:
         key = (*key, Ellipsis)
-    return Index(key), x.look[key]
+    part = x.view_by(Index(key), x.look[key])
+    part.write(_filling(value, part))
 
 
 def _filling(value: Any, part: Tracer) -> _ir.Node:
     """Return the node of a value in the dtype and shape of what it is written to."""
-    from rtxarr.polygraph._elementwise import operand, tensor_of
-
     value = tensor_of(value)
     if not isinstance(value, Tracer):
         if isinstance(value, (Scalar, complex, float, int)) and part.dtype.kind in "iub":
