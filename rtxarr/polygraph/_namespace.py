@@ -44,6 +44,7 @@ from rtxarr.polygraph import _ir
 from rtxarr.polygraph import _linalg as linalg
 from rtxarr.polygraph._calls import called
 from rtxarr.polygraph._elementwise import as_array, cast_node, elementwise, where
+from rtxarr.polygraph._indexing import wrapped
 from rtxarr.polygraph._linalg import matmul, matrix_transpose, tensordot, vecdot
 from rtxarr.polygraph._reduce import (
     all,
@@ -546,8 +547,6 @@ def from_dlpack(x, /, *, device=None, copy=None):
 
 def take(x, indices, /, *, axis=None):
     """Take elements along one axis."""
-    from rtxarr.polygraph._indexing import wrapped
-
     x = as_array(x)
     if axis is None:
         x, axis = reshape(x, (-1,)), 0
@@ -558,8 +557,6 @@ def take(x, indices, /, *, axis=None):
 
 def take_along_axis(x, indices, /, *, axis=-1):
     """Take, along one axis, the elements that ``indices`` names for each other position."""
-    from rtxarr.polygraph._indexing import wrapped
-
     x, index = as_array(x), as_array(indices)
     if x.ndim != index.ndim:
         raise ValueError("`indices` and `arr` must have the same number of dimensions")
