@@ -112,6 +112,8 @@ class Fused:
             raise TypeError(f"f must be callable, got {type(f).__name__}")
         if mode not in ("strict", "fast"):
             raise ValueError(f"mode must be 'strict' or 'fast', got {mode!r}")
+        if isinstance(backend, str) and backend != "interpreter":
+            raise ValueError(f"backend must be an object or 'interpreter', got {backend!r}")
         functools.update_wrapper(self, f, updated=())
         self._function = f
         self.mode = mode

@@ -641,6 +641,8 @@ def test_unhashable_arguments_run_eagerly():
 def test_options_are_checked():
     with pytest.raises(ValueError, match="mode must be 'strict' or 'fast', got 'slow'"):
         rx.fuse(lambda x: x, mode="slow")
+    with pytest.raises(ValueError, match="backend must be an object or 'interpreter', got 'cuda'"):
+        rx.jit(lambda x: x, backend="cuda")
     with pytest.raises(TypeError, match="f must be callable, got int"):
         rx.fuse(3)
 
