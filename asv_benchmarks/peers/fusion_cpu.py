@@ -335,6 +335,7 @@ def measure(functions, arguments, rounds):
     own = {name: copied(arguments) for name in functions}
     size = max(x.size for x in arguments if isinstance(x, np.ndarray))
     calls = max(2, 1_000_000 // size)
+    rounds *= 1 if size > 100_000 else 10
     times = {name: [] for name in functions}
     busy = {name: [] for name in functions}
     for _ in range(rounds + 2):

@@ -1,6 +1,5 @@
 """Nested tuples, lists and dicts of arrays, taken apart and put together."""
 
-
 import collections
 
 _DICTS = dict, collections.OrderedDict

@@ -17,8 +17,8 @@ from rtxarr._device import (
     to_device,
 )
 from rtxarr._names import did_you_mean
-from rtxarr._override import deferred, tracing
 from rtxarr._out_of_memory import explains_out_of_memory
+from rtxarr._override import deferred, tracing
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._mode import witness
 from rtxarr.autograd._tape import mark_changed

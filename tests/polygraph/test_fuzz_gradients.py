@@ -46,19 +46,23 @@ class Random:
             "softmax": lambda v: rx.softmax(v[i], axis=-1),
             "norm": lambda v: rx.layer_norm(v[i] * 2) if v[i].ndim else v[i],
             "gelu": lambda v: rx.gelu(v[i]),
-            "sum": lambda v: rx.sum(v[i], axis=axis % max(v[i].ndim, 1), keepdims=True)
-            if v[i].ndim
-            else v[i],
+            "sum": lambda v: (
+                rx.sum(v[i], axis=axis % max(v[i].ndim, 1), keepdims=True) if v[i].ndim else v[i]
+            ),
             "mean": lambda v: rx.mean(v[i]) + rx.max(v[i]),
             "var": lambda v: rx.var(v[i]),
-            "matmul": lambda v: v[i] @ self.constant
-            if v[i].ndim == 2 and v[i].shape[1] == len(self.constant)
-            else v[i] * 2,
+            "matmul": lambda v: (
+                v[i] @ self.constant
+                if v[i].ndim == 2 and v[i].shape[1] == len(self.constant)
+                else v[i] * 2
+            ),
             "transpose": lambda v: v[i].T if v[i].ndim == 2 else v[i] + 1,
             "slice": lambda v: v[i][::-1] if v[i].ndim else v[i],
-            "take": lambda v: rx.take(v[i], self.index, axis=0)
-            if v[i].ndim == 2 and v[i].shape[0] > most
-            else -v[i],
+            "take": lambda v: (
+                rx.take(v[i], self.index, axis=0)
+                if v[i].ndim == 2 and v[i].shape[0] > most
+                else -v[i]
+            ),
             "reshape": lambda v: rx.reshape(v[i], (-1,)) if v[i].ndim == 2 else v[i],
             "running": lambda v: rx.cumulative_sum(v[i], axis=0) if v[i].ndim else v[i],
         }

@@ -307,9 +307,7 @@ def test_a_mask_reaches_what_is_fused():
     x = np.array([4.0, 0.0, 1.0])
     with np.errstate(all="ignore"):
         assert np.isfinite(rx.grad(lambda x: f(lambda x: rx.sqrt(x) * 2, x))(x)).all()
-        assert_same(
-            rx.grad(lambda x: f(fused, x))(x), rx.grad(lambda x: f(fused._function, x))(x)
-        )
+        assert_same(rx.grad(lambda x: f(fused, x))(x), rx.grad(lambda x: f(fused._function, x))(x))
 
 
 def test_masks_pass_through_several_fused_functions_and_to_second_order():
