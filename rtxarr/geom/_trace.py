@@ -92,10 +92,11 @@ def trace(
                     wanted = [x for x in inputs if x.node is not None]
                     g = Tensor(raw(out) * 0 + 1, requires_grad=True)  # so that rules are seen
                     gradients([out], wanted, [g], create_graph=True)
+            return Trace(meter.steps, meter.peak, meter.kept(graph))
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
-    return Trace(meter.steps, meter.peak, meter.kept(graph))
+            meter.let_go()
 
 
 def _trained(function):
@@ -216,6 +217,11 @@ class _Meter:
 
     # -------------------------------------------------------------------------------- the sums
 
+    def let_go(self):
+        """Keep nothing alive any longer: arrays that were watched hold the meter."""
+        for held in (self._nodes, self._attention, self._kept):
+            held.clear()
+
     def begin_backward(self):
         self._is_backward = True
         for node in self._nodes:
@@ -271,6 +277,8 @@ class _Meter:
     def _add(self, owner, nbytes):
         if self._is_backward:
             return  # the tape of the backward pass keeps what an ordinary one lets go of
+        if isinstance(owner, np.generic):
+            return  # a number, which cannot be watched
         key = id(owner)
         self._alive[key] = nbytes
         self._total += nbytes

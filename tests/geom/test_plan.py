@@ -1,5 +1,6 @@
 """Plans: bytes by hand, memory as measured, slices to the bit."""
 
+import gc
 import tracemalloc
 
 import numpy as np
@@ -250,3 +251,15 @@ def test_attention_goes_over_the_edges_twice_in_its_gradient():
     plans = _plan._planned(graph, [by_dst, by_src], speed, 1)
     gathered = [step.most_bytes - step.least_bytes for step in plans]
     assert gathered == [(e - n) * 64, (e - n) * (64 + 64 + 8 + 8)]
+
+
+def test_a_plan_keeps_nothing_alive(graph):
+    def alive():
+        gc.collect()
+        return rx.memory.report(device="cpu").by_operation()
+
+    before = alive()
+    geom.plan(graph, geom.GATConv(F, 8), F, backward=True)
+    with pytest.raises(KeyError):
+        geom.plan(graph, lambda graph, x: {}[rx.sum(rx.exp(x))], F)
+    assert alive() == before
