@@ -89,7 +89,11 @@ def test_captured_runs_equal_eager_ones_to_the_bit(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "device"),
     [
-        *[("gcn-cora", "cpu"), ("conv-digits", "cpu")],  # kernels take long to compile
+        *[
+            ("gcn-cora", "cpu"),
+            ("conv-digits", "cpu"),
+            ("pointnet-shapes", "cpu"),
+        ],  # kernels take long to compile
         *[pytest.param(name, "cuda:0", marks=pytest.mark.gpu) for name in recipes.NAMES],
     ],
 )
@@ -97,7 +101,8 @@ def test_fused_runs_are_like_the_others(name, device, tmp_path):
     for fuse in (True, False):
         train(name, tmp_path / str(fuse), device=device, fuse=fuse)
     for entry, other in zip(read(tmp_path / "True"), read(tmp_path / "False"), strict=True):
-        assert entry["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)
+        for name in ("train_loss", "val_loss"):  # the latter by the running averages of norms
+            assert entry[name] == pytest.approx(other[name], rel=1e-3)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
