@@ -30,12 +30,14 @@ def cache_dir() -> Path | None:
 def fingerprint(function: Any, *context: Any) -> str:
     """Return a digest of all that the machine code of ``function`` depends on.
 
-    That is its bytecode, constants, closure and the globals it names, followed through the
-    functions and intrinsics it calls, and ``context`` (signature, architecture, versions).
+    That is its bytecode, the names and constants in it, its closure and the globals it names,
+    followed through the functions and intrinsics it calls, and ``context`` (signature,
+    architecture, versions).
     """
-    digest = hashlib.sha256(repr(context).encode())
-    _add_function(digest, function, set())
-    return digest.hexdigest()
+    digest = _Digest()
+    digest.put(repr(context))
+    digest.add(function, set())
+    return digest.result()
 
 
 def _python_function(value: Any) -> Any:
@@ -43,50 +45,98 @@ def _python_function(value: Any) -> Any:
     return getattr(value, "py_func", getattr(value, "_defn", value))
 
 
-def _add_function(digest: Any, function: Any, seen: set[int]) -> None:
-    function = _python_function(function)
-    if id(function) in seen:
-        return
-    seen.add(id(function))
-    names = _add_code(digest, function.__code__)
-    digest.update(repr(function.__defaults__).encode())
-    for cell in function.__closure__ or ():
-        _add_value(digest, cell.cell_contents, names, seen)
-    for name in sorted(names):
-        if name in function.__globals__:
-            digest.update(name.encode())
-            _add_value(digest, function.__globals__[name], names, seen)
+# What is told apart by its text, which is the same in each process.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), np.generic, np.dtype, type)
 
 
-def _add_code(digest: Any, code: types.CodeType) -> set[str]:
-    """Add the bytecode and constants, nested functions' too; return the names they mention."""
-    digest.update(code.co_code)
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _add_code(digest, constant)
-        else:
-            digest.update(repr(constant).encode())
-    return names
+class _Digest:
+    """Puts values into a digest such that different ones give different digests."""
 
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+        self._seen: dict[int, int] = {}
 
-def _add_value(digest: Any, value: Any, names: set[str], seen: set[int]) -> None:
-    if isinstance(value, types.ModuleType):
-        digest.update(value.__name__.encode())
-        if value.__name__.startswith("rtxarr"):  # module.function: our own code may change
-            for name in sorted(names & vars(value).keys()):
-                _add_value(digest, vars(value)[name], names, seen)
-    elif isinstance(value, np.ndarray):
-        digest.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
-    elif isinstance(_python_function(value), types.FunctionType):
-        _add_function(digest, value, seen)
-    elif isinstance(value, (bool, int, float, complex, str, bytes, np.generic, np.dtype, type)):
-        digest.update(repr(value).encode())
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            _add_value(digest, item, names, seen)
-    else:
-        digest.update(type(value).__qualname__.encode())
+    def result(self) -> str:
+        return self._sha.hexdigest()
+
+    def put(self, *texts: str | bytes) -> None:
+        """Add texts, each with its length, so that they cannot run into each other."""
+        for text in texts:
+            data = text.encode() if isinstance(text, str) else text
+            self._sha.update(len(data).to_bytes(8, "little") + data)
+
+    def add(self, value: Any, names: set[str]) -> None:
+        """Add a value that code mentioning ``names`` can reach."""
+        function = _python_function(value)
+        if isinstance(value, _PLAIN):
+            self.put(type(value).__name__, repr(value))
+        elif isinstance(value, types.CodeType):
+            self._add_code(value)
+        elif isinstance(function, types.FunctionType):
+            if self._is_new(function):
+                # Of a dispatcher: fastmath and the like.
+                self.add(getattr(value, "targetoptions", None), set())
+                self._add_function(function)
+        elif isinstance(value, types.BuiltinFunctionType):
+            self.put("builtin", f"{value.__module__}.{value.__qualname__}")
+        elif isinstance(value, types.ModuleType):
+            self.put("module", value.__name__)
+            if value.__name__.startswith("rtxarr"):  # module.function: our own code may change
+                self._add_named(vars(value), names)
+        elif isinstance(value, np.ndarray):
+            self.put("array", f"{value.dtype}{value.shape}", value.tobytes())
+        elif isinstance(value, (tuple, list)):
+            self.put("items", str(len(value)))
+            for item in value:
+                self.add(item, names)
+        elif isinstance(value, (set, frozenset)):
+            self.put("set", *sorted(map(repr, value)))
+        elif isinstance(value, dict):
+            self.put("dict", str(len(value)))
+            for key, item in value.items():
+                self.add(key, names)
+                self.add(item, names)
+        elif type(value).__module__.startswith(("numba.", "llvmlite.")):
+            self.put(type(value).__qualname__, str(value))  # a type, or inline assembly
+        elif self._is_new(value):
+            self.put(type(value).__qualname__)
+            self.add(getattr(value, "__dict__", None), names)
+
+    def _is_new(self, value: Any) -> bool:
+        """Number what is met; what was met before is its number."""
+        n_seen = len(self._seen)
+        number = self._seen.setdefault(id(value), n_seen)
+        if number == n_seen:
+            return True
+        self.put("seen", str(number))
+        return False
+
+    def _add_function(self, function: types.FunctionType) -> None:
+        names = self._add_code(function.__code__)
+        self.add(function.__defaults__, names)
+        self.add(function.__kwdefaults__, names)
+        for cell in function.__closure__ or ():
+            self.add(cell.cell_contents, names)
+        self._add_named(function.__globals__, names)
+
+    def _add_named(self, found: dict[str, Any], names: set[str]) -> None:
+        for name in sorted(names & found.keys()):
+            self.put("name", name)
+            self.add(found[name], names)
+
+    def _add_code(self, code: types.CodeType) -> set[str]:
+        """Add bytecode, names and constants, nested functions' too; return all the names.
+
+        The bytecode has but numbers of names: that of ``exp(x)`` and that of ``log(x)`` are one.
+        """
+        self.put("code", code.co_code, *code.co_names)
+        names = set(code.co_names)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                names |= self._add_code(constant)
+            else:
+                self.add(constant, names)
+        return names
 
 
 def load(key: str) -> tuple[str, bytes] | None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+import itertools
 import logging
 import math
 import os
@@ -487,6 +488,55 @@ def test_fingerprints_follow_what_the_code_depends_on():
 
 
 SCALE = 3
+
+
+def test_fingerprints_follow_names():
+    """Bytecode alone does not tell which functions and attributes it names."""
+    functions = [
+        make_function(helper=math.exp),
+        make_function(helper=math.sqrt),
+        lambda x: math.exp(x),
+        lambda x: math.log(x),
+        lambda x: abs(x),
+        lambda x: float(x),
+        lambda x: x.real,
+        lambda x: x.imag,
+        lambda x, y: min(x, y) - max(x, y),
+        lambda x, y: max(x, y) - min(x, y),
+    ]
+    assert len({_kernel_cache.fingerprint(x) for x in functions}) == len(functions)
+
+
+def test_fingerprints_follow_what_was_met_before():
+    def make(*functions):
+        a, b, c = functions
+        return lambda x: a(x) + b(x) - c(x)
+
+    def one(x):
+        return x
+
+    def two(x):
+        return 2 * x
+
+    orders = list(itertools.product((one, two), repeat=3))
+    assert len({_kernel_cache.fingerprint(make(*x)) for x in orders}) == len(orders)
+
+
+@pytest.mark.skipif(_device._SIMULATING, reason="needs NUMBA_ENABLE_CUDASIM unset")
+def test_fingerprints_follow_types_tables_and_options():
+    from llvmlite import ir
+
+    def helper(x):
+        return x
+
+    inside = [
+        *(_device.types.float32, _device.types.float64),
+        *(ir.IntType(16), ir.IntType(64)),
+        *({"a": 1}, {"a": 2}),
+        *(_device.cuda.jit(device=True, fastmath=x)(helper) for x in (False, True)),
+    ]
+    prints = [_kernel_cache.fingerprint(make_function(table=x)) for x in inside]
+    assert len(set(prints)) == len(prints)
 
 
 def test_fingerprints_follow_globals(monkeypatch):

@@ -106,3 +106,17 @@ def test_what_fits():
     for a, b in itertools.product((np.float16, rx.bfloat16), repeat=2):
         assert not fits_conversion(x.astype(a), np.dtype(b))
     assert not fits_conversion(x, np.dtype(np.float64))
+
+
+@pytest.mark.skipif(_device._SIMULATING, reason="needs NUMBA_ENABLE_CUDASIM unset")
+def test_no_two_kernels_are_one_on_disk():
+    from rtxarr._kernel_cache import fingerprint
+    from rtxarr.kernels import _elementwise_cuda as made
+
+    dtypes = [np.dtype(getattr(rx, name)) for name in DTYPES]
+    kernels = []
+    for dtype, wide in itertools.product(dtypes, (False, True)):
+        kernels += [made.unary(name, dtype, wide) for name in UNARY]
+        for name, scalar in itertools.product(BINARY, (None, "first", "second")):
+            kernels.append(made.binary(name, dtype, wide, scalar))
+    assert len({fingerprint(kernel) for kernel in kernels}) == len(kernels)
