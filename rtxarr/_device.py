@@ -10,6 +10,7 @@ import contextvars
 import ctypes
 import functools
 import logging
+import math
 import os
 import struct
 import sys
@@ -723,7 +724,13 @@ def _launcher() -> Any:
             return
         # The driver copies the arguments out of the buffer before it returns.
         call.write(call.buffer, call.start, *values)
-        start(call.handle, *call.shape, 0, current_stream().ptr, call.address, 0)
+        try:
+            start(call.handle, *call.shape, 0, current_stream().ptr, call.address, 0)
+        except Exception as error:
+            grid, threads = call.shape[:3], call.shape[3:]
+            name = getattr(kernel, "__qualname__", kernel)
+            error.add_note(f"starting {name} with {grid} blocks of {threads} threads")
+            raise
 
     return launch
 
@@ -783,6 +790,11 @@ def launch_shape(n: int | tuple, block: int | tuple | None) -> tuple[tuple, tupl
     block = block if isinstance(block, tuple) else (block,)
     if n[0] >= 2**31 or max(n[1:], default=1) > 65535:
         raise ValueError(f"a grid holds at most (2**31 - 1, 65535, 65535) blocks, got {n}")
+    across, deep = max(block[:2]), max(block[2:], default=1)
+    if min(block) < 1 or across > 1024 or deep > 64 or math.prod(block) > 1024:
+        raise ValueError(
+            f"a block holds at most (1024, 1024, 64) threads, 1 to 1024 in all, got {block}"
+        )
     return n, block
 
 

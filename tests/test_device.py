@@ -263,6 +263,10 @@ def test_impossible_launch_shapes_are_refused():
         launch_shape((1, 65536), (32, 8))
     with pytest.raises(ValueError, match="a grid holds at most"):
         launch_shape(2**31, 1)
+    for block in [(1, 1, 65), (1025,), (64, 32), (1, 2, 0)]:
+        with pytest.raises(ValueError, match="a block holds at most"):
+            launch_shape(1, block)
+    assert launch_shape(1, (16, 1, 64)) == ((1,), (16, 1, 64))
 
 
 def test_signatures():
