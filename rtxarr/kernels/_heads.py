@@ -22,6 +22,7 @@ from rtxarr.kernels._rows import add, group_reduce, window
 from rtxarr.kernels._vector import access
 
 _THREADS = 128
+_MOST_ITEMS = 64  # of a block: the hardware's limit along z
 _MOST_KEPT = 16  # registers of 4 bytes for the features of one head that a thread may hold
 
 
@@ -92,7 +93,8 @@ def _plan(n_heads, n_features, width, chunks, lanes):
     if _SIMULATING:  # its barriers are for whole blocks
         return Plan(n_heads, n_features, width, chunks, lanes, 1, 1)
     heads = max(1, min(n_heads, _THREADS // lanes))
-    return Plan(n_heads, n_features, width, chunks, lanes, heads, _THREADS // (lanes * heads))
+    items = min(_MOST_ITEMS, _THREADS // (lanes * heads))
+    return Plan(n_heads, n_features, width, chunks, lanes, heads, items)
 
 
 class Heads(NamedTuple):
