@@ -1,5 +1,7 @@
 """Cases of the operations on graphs."""
 
+import functools
+
 import numpy as np
 
 import rtxarr as rx
@@ -19,26 +21,39 @@ X3, Y3 = HEADS, rng.standard_normal((3, 2, 3))
 KEYS = np.array([[0.0], [1], [2], [3]]), np.array([[2.0], [0], [1]])
 
 
-def on(x):
+def on(x, graph=GRAPH):
     """Give the graph where ``x`` is."""
-    return GRAPH.to_device(rx.device_of(rx.Tensor(x).data))
+    return moved(graph, rx.device_of(rx.Tensor(x).data))
+
+
+@functools.cache  # a step that is recorded moves nothing, and makes nothing that a graph keeps
+def moved(graph, device):
+    return graph.to_device(device)
+
+
+@functools.cache
+def keys_on(device):
+    return [rx.asarray(key, device=device) for key in KEYS]
 
 
 def matched(values):
     graph = on(values)
-    src, dst = (rx.asarray(key, device=graph.device) for key in KEYS)
-    return _edges.matched_sum(values, src, dst, graph=graph)
+    return _edges.matched_sum(values, *keys_on(graph.device), graph=graph)
 
 
 def shared(whole):
     graph = on(whole)
-    src, dst = (rx.asarray(key, device=graph.device) for key in KEYS)
-    return _edges.tie_share(whole, src, dst, graph=graph)
+    return _edges.tie_share(whole, *keys_on(graph.device), graph=graph)
 
 
 def slopes(x):
     """Give keys of sources and destinations, where ``x`` is."""
-    return [rx.asarray(key, device=rx.device_of(rx.Tensor(x).data)) for key in (-X3, Y3)]
+    return slopes_on(rx.device_of(rx.Tensor(x).data))
+
+
+@functools.cache
+def slopes_on(device):
+    return [rx.asarray(key, device=device) for key in (-X3, Y3)]
 
 
 # A multigraph of nodes that attend to themselves.
@@ -58,8 +73,7 @@ def attention(name, factor, *, graph=GRAPH, **options):
     options["scale" if name == "dot" else "slope"] = factor
 
     def attend(*arrays):
-        place = rx.device_of(rx.Tensor(arrays[0]).data)
-        return operation(*arrays, graph=graph.to_device(place), **options)[0]
+        return operation(*arrays, graph=on(arrays[0], graph), **options)[0]
 
     return attend
 
