@@ -120,7 +120,7 @@ def test_what_graphs_keep_is_told_apart(monkeypatch):
 def test_a_captured_step_and_its_replays_are_seen():
     @rx.capture
     def step(x):
-        return rx.tanh(x @ x)
+        return rx.tanh(rx.matmul(x, x))
 
     with rx.device("cuda:0"):
         x = rx.ones((1024, 1024), dtype="float32")

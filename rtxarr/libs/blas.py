@@ -154,8 +154,13 @@ def try_matmul(
     out: Any = None,
     dtype: Any = None,
     tf32: bool | None = None,
+    or_whole: bool = False,
 ) -> Any:
-    """Return what :func:`matmul` does, or None where cuBLASLt cannot compute it."""
+    """Return what :func:`matmul` does, or None where cuBLASLt cannot compute it.
+
+    ``or_whole``: where it would only split the sum in a way that may lose part of it, let it not
+    split it, however slow that is.
+    """
     library = _loaded[0] if _loaded else _load()
     if library is None:
         return None
@@ -177,32 +182,39 @@ def try_matmul(
             raise Unsupported("an out that may overlap an operand")
         tf32 = _tf32[0] if tf32 is None else tf32
         try:
-            return library.run(a, b, (kind, dtype, tf32, 0, None), out, pointers)
+            return library.run(a, b, (kind, dtype, tf32, 0, None, False), out, pointers)
         except SplitsOnly:
-            if epilogue is not None or out is not None or a.ndim != 2 or b.ndim != 2:
+            if epilogue is None and out is None and a.ndim == b.ndim == 2:
+                size = _rounded(-(-a.shape[1] // 64), 256)
+                if a.shape[1] >= 2 * size:
+                    return _in_pieces(library, a, b, bias, dtype or a.dtype, tf32, size)
+            if not or_whole:
                 raise
-            return _in_pieces(library, a, b, bias, dtype or a.dtype, tf32)
+            return library.run(a, b, (kind, dtype, tf32, 0, None, True), out, pointers)
     except Unsupported as reason:
         _refuse(reason)
         return None
 
 
-def _in_pieces(library, a, b, bias, dtype, tf32):
+def _in_pieces(library, a, b, bias, dtype, tf32, size):
     """Multiply pieces of the summed axis, as one stack of products, and add those up."""
     (m, k), n = a.shape, b.shape[1]
-    size = _rounded(-(-k // 64), 256)
     n_pieces = k // size
-    if n_pieces < 2:
-        raise Unsupported("only algorithms that may lose part of a sum")
     wide = _F32 if is_half(a.dtype) else a.dtype
-    options = (_cublaslt.DEFAULT, wide, tf32, 0, None)
+
+    def product(a, b):
+        try:
+            return library.run(a, b, recipe(dtype=wide, tf32=tf32))
+        except SplitsOnly:
+            return library.run(a, b, recipe(dtype=wide, tf32=tf32, whole=True))
+
     as_strided = _device.cupy.lib.stride_tricks.as_strided
     left = as_strided(a, (n_pieces, m, size), (size * a.strides[1], *a.strides))
     right = as_strided(b, (n_pieces, size, n), (size * b.strides[0], *b.strides))
-    total = library.run(left, right, options).sum(axis=0)
+    total = product(left, right).sum(axis=0)
     done = n_pieces * size
     if done < k:
-        total += library.run(a[:, done:], b[done:], options)
+        total += product(a[:, done:], b[done:])
     if bias is not None:
         total += bias
     return total.astype(dtype, copy=False)
@@ -258,7 +270,8 @@ def matmul(
     dtype = None if dtype is None else np.dtype(DTYPES.get(dtype, dtype))
     if is_device_array(a):
         options = {"bias": bias, "epilogue": epilogue, "dtype": dtype}
-        result = try_matmul(a, b, **options, out=out, tf32=tf32)
+        alone = bias is None and epilogue is None
+        result = try_matmul(a, b, **options, out=out, tf32=tf32, or_whole=alone)
         if result is not None:
             return result
     result = _plain(a, b, bias, epilogue, dtype)

@@ -7,8 +7,9 @@ import numpy as np
 from rtxarr._device import is_device_array, namespace
 from rtxarr._override import overridable
 from rtxarr.autograd._op import differentiable
+from rtxarr.dtypes import result_type
 from rtxarr.libs.blas import try_matmul
-from rtxarr.ops._elementwise import conj
+from rtxarr.ops._elementwise import astype, conj
 from rtxarr.ops._half import rounded_once
 from rtxarr.ops._manipulate import (
     common_axis,
@@ -60,9 +61,18 @@ _matmul_in_single = rounded_once(_matmul)
 
 
 def _matmul_on_device(x1, x2):
-    out = try_matmul(x1, x2)
+    if x1.dtype != x2.dtype:
+        return _matmul_of_two_dtypes(x1, x2)
+    out = try_matmul(x1, x2, or_whole=True)
     # CuPy's promotes bfloat16 and accumulates in float32 by itself.
     return _matmul(x1, x2) if out is None else out
+
+
+@rounded_once
+def _matmul_of_two_dtypes(x1, x2):
+    # Here, because CuPy's would go to cuBLAS, which a graph cannot hold.
+    dtype = result_type(x1.dtype, x2.dtype)
+    return _matmul_on_device(*(astype(x, dtype, copy=False) for x in (x1, x2)))
 
 
 def _matmul_rule1(g, x2, x1_shape):

@@ -110,6 +110,7 @@ CASES = {
     "matmul": [
         (rx.matmul, (X, Y.T)),
         (rx.matmul, (COMPLEX, Y.T)),
+        (rx.matmul, (X, np.arange(8).reshape(4, 2))),
         (rx.matmul, (ROW, ROW)),
         (rx.matmul, (X, ROW)),
         (rx.matmul, (Y[:, 0], X)),

@@ -63,6 +63,7 @@ class FakeLibrary(types.ModuleType):
         self.asked = 0
         self.calls = []
         self.splits = (1, 1)  # of the algorithms that it finds
+        self.most = 8  # that it names at once
 
     def get_version(self):
         return self.version
@@ -101,10 +102,12 @@ class FakeLibrary(types.ModuleType):
         self.preference = dict(self.live[preference])
         found = np.ctypeslib.as_array((ctypes.c_byte * (n * 96)).from_address(results))
         found = found.view(_cublaslt._RESULT)
-        for i, split in enumerate(self.splits):
+        splits = [x for x in self.splits if x == 1 or self.preference.get(3) != 0]
+        splits = splits[: self.most]
+        for i, split in enumerate(splits):
             found[i]["algo"][:2] = 66, split
             found[i]["workspace"] = 1000
-        ctypes.c_int32.from_address(count).value = len(self.splits)
+        ctypes.c_int32.from_address(count).value = len(splits)
 
     def matmul_algo_config_get_attribute(self, algo, attribute, address, size, written):
         algo_id, split = np.ctypeslib.as_array((ctypes.c_uint64 * 2).from_address(algo))

@@ -14,6 +14,7 @@ import pytest
 import rtxarr as rx
 from rtxarr import _device, libs
 from rtxarr.libs import _cublaslt, blas
+from rtxarr.ops import _linalg
 from rtxarr.testing import assert_close
 
 FLOATS = ["float32", "float16", "bfloat16", "float64"]
@@ -362,13 +363,27 @@ def test_splits_that_lose_part_of_a_sum_are_passed_over(fake, version, splits, k
     assert len(fake.calls) == 1
 
 
-def test_sums_that_every_algorithm_may_lose_part_of_go_elsewhere(fake):
-    fake.splits = (4, 2)
+def test_sums_that_every_algorithm_may_lose_part_of_are_not_split(fake):
+    fake.splits = (4, 2, 1)
+    fake.most = 2  # of the algorithms named at once
     a = fake.array(np.ones((9, 9), np.float32))
     assert blas.try_matmul(a, a) is None
+    assert dict(blas.status().refused) == {"only algorithms that may lose part of a sum": 1}
+    stack = fake.array(np.ones((2, 9, 9), np.float32))
+    for left in (a, a[0], stack):
+        got = blas.matmul(left, a)
+        assert_close(np.asarray(got), np.full(got.shape, 9, np.float32))
+    assert len(fake.calls) == 3
+    assert sum(blas.status().refused.values()) == 1
+
+
+def test_sums_that_can_only_be_split_go_elsewhere(fake):
+    fake.splits = (4, 2)
+    a = fake.array(np.ones((9, 9), np.float32))
     assert_close(np.asarray(blas.matmul(a, a)), np.full((9, 9), 9, np.float32))
-    assert (fake.asked, fake.calls) == (1, [])
-    assert dict(blas.status().refused) == {"only algorithms that may lose part of a sum": 2}
+    assert fake.calls == []
+    (reason,) = blas.status().refused
+    assert reason.startswith("no algorithm for float32")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
@@ -385,6 +400,27 @@ def test_such_sums_are_cut_into_pieces_if_they_are_long(fake, dtype, k, splits):
         assert got.dtype == a.dtype
         assert_close(np.asarray(got), want, exact=True)
     assert not blas.status().refused
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "want"),
+    [
+        (("float32", "float64"), "float64"),
+        (("bfloat16", "float32"), "float32"),
+        (("float16", "bfloat16"), "float32"),
+        (("int64", "bfloat16"), "bfloat16"),
+        (("float16", "int8"), "float16"),
+        (("bool", "float32"), "float32"),
+    ],
+)
+def test_operands_of_two_dtypes_are_made_alike(fake, dtypes, want, monkeypatch):
+    monkeypatch.setattr(_linalg, "_matmul", None)  # CuPy's
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(0, 9, (4, 4)).astype(getattr(rx, name)) for name in dtypes)
+    got = _linalg._matmul_on_device(fake.array(a), fake.array(b))
+    assert got.dtype == getattr(rx, want)
+    assert_close(host(got), a.astype(np.float64) @ b.astype(np.float64), exact=True)
+    assert len(fake.calls) == 1
 
 
 def test_plans_are_forgotten_in_order(fake, monkeypatch):
