@@ -36,7 +36,7 @@ class _Span:
 
     __slots__ = (
         *("kind", "name", "module", "parent", "start", "stop", "inner"),
-        *("first", "last", "device_start", "device", "device_inner"),
+        *("first", "last", "device_start", "device_stop", "device", "device_inner"),
     )
 
     def __init__(self, kind, name, module, parent):
@@ -44,7 +44,7 @@ class _Span:
         self.stop = None  # until it is over
         self.inner = 0
         self.first = self.last = None
-        self.device_start = self.device = self.device_inner = 0.0
+        self.device_start = self.device_stop = self.device = self.device_inner = 0.0
 
 
 class profile:  # noqa: N801  (used like no_grad)
@@ -207,6 +207,7 @@ class profile:  # noqa: N801  (used like no_grad)
         for span in self._spans:
             if span.last is not None:
                 span.device_start = elapsed(self._origin[0], span.first)
+                span.device_stop = elapsed(self._origin[0], span.last)  # less exact in long blocks
                 span.device = elapsed(span.first, span.last)
                 span.first = span.last = None
                 if span.parent is not None:
@@ -295,7 +296,12 @@ class profile:  # noqa: N801  (used like no_grad)
             JSON in the trace event format: a row for the host and, on a GPU, one for the device.
         """
         spans = self._done()  # in the order in which they began
-        zero = spans[0].start if spans else 0
+        on_device = [span for span in spans if span.device]
+        origin = self._origin[1] if on_device else 0
+        # The first operation may begin on either clock first.
+        starts = [span.start for span in spans[:1]]
+        starts += [origin + 1e6 * span.device_start for span in on_device[:1]]
+        zero = min(starts, default=0)
         process = os.getpid()
         events: list[dict[str, Any]] = [_metadata(process, 0, "process_name", "rtxarr")]
         events.append(_metadata(process, 1, "thread_name", "host"))
@@ -304,11 +310,11 @@ class profile:  # noqa: N801  (used like no_grad)
             events.append(_complete(span, process, 1, start, (span.stop - span.start) / 1e3))
         if self._origin is not None:
             events.append(_metadata(process, 2, "thread_name", str(self._place)))
-            offset = (self._origin[1] - zero) / 1e3
-            for span in spans:
-                if span.device:
-                    start = offset + 1e3 * span.device_start
-                    events.append(_complete(span, process, 2, start, 1e3 * span.device))
+            for span in on_device:
+                start = (origin - zero) / 1e3 + 1e3 * span.device_start
+                # Both ends on one scale, so that inner spans end no later than outer ones.
+                duration = 1e3 * (span.device_stop - span.device_start)
+                events.append(_complete(span, process, 2, start, duration))
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 

@@ -175,12 +175,12 @@ class Fused:
                 data = x.data
                 if type(data) is np.ndarray:
                     parts += (x.node is None, data.dtype, data.shape, data.strides)
-                elif type(data) in _OF_GPU:
+                elif type(data) in _OF_GPU or _is_of_gpu(data):
                     on = data.data.device_id
                     parts += (x.node is None, on, data.dtype, data.shape, data.strides)
                 else:
                     return self._call(args, kwargs)
-            elif kind in _OF_GPU:
+            elif kind in _OF_GPU or _is_of_gpu(x):
                 parts += (x.data.device_id, x.dtype, x.shape, x.strides)
             else:
                 return self._call(args, kwargs)
@@ -398,11 +398,18 @@ def _kind(x: Any) -> Any:
     if _device.is_array(x):
         if isinstance(x, np.generic):
             return np.generic, x.dtype
-        if _device.is_device_array(x):
-            _OF_GPU.add(kind)
+        if _is_of_gpu(x):
             return x.device.id, x.dtype, x.shape, x.strides
         raise TypeError(f"arrays must be NumPy's or CuPy's, got {kind.__name__}")
     return _static(x)
+
+
+def _is_of_gpu(x: Any) -> bool:
+    """Tell whether this is an array of CuPy's, and keep its type."""
+    if not _device.is_device_array(x):
+        return False
+    _OF_GPU.add(type(x))
+    return True
 
 
 def _static(x: Any) -> Any:

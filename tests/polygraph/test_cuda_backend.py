@@ -318,19 +318,26 @@ def test_kernels_on_a_gpu(name):
     graph, array = test_kernels.graph_of(name), test_kernels.array(shape, dtype)
     (want, *_) = wants = Program(graph, Reference())(array)
     for mode in ("strict", "fast"):
+        if mode == "fast" and dtype in ("float16", "bfloat16"):  # nothing is rounded on the way
+            exact = test_kernels.graph_of(name, "float64")
+            wants = Program(exact, Reference())(array.astype("float64"))
         program = Program(graph, CudaBackend(mode))
         got = program(cupy.asarray(array))
         again = program(cupy.asarray(array))
         loose = {"rtol": 2e-2, "atol": 2e-2} if want.dtype.itemsize == 2 else {"rtol": 1e-4}
         for a, b, w in zip(got, again, wants, strict=True):
-            assert_close(cupy.asnumpy(a), w, **loose)
+            assert_close(cupy.asnumpy(a), w.astype(a.dtype), **loose)
             assert cupy.asnumpy(a).tobytes() == cupy.asnumpy(b).tobytes()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [d.name for d in test_operations.DTYPES])
 def test_operations_have_cupys_bits(name):
-    """Strict kernels give what CuPy gives for each operation by itself."""
+    """Strict kernels give what CuPy gives for each operation by itself.
+
+    Or NumPy, where these differ: CuPy has no numbers below the normal ones, and others for
+    quotients of infinities and shifts by less than nothing.
+    """
     cupy = pytest.importorskip("cupy")
     dtype = np.dtype(dtypes.DTYPES[name])
     names, loops, _ = test_operations.kernels()[name]
@@ -350,8 +357,11 @@ def test_operations_have_cupys_bits(name):
         elif op == "pow":
             sources = [inputs[0], inputs[3]]
         nodes = [ir.input_node(i, x.dtype, x.shape) for i, x in enumerate(sources)]
-        want = _interpret.evaluate(ir.map_node(op, *nodes), sources, namespace(*sources))
-        far = test_operations.apart(cupy.asnumpy(got), cupy.asnumpy(want), op)
+        node, given = ir.map_node(op, *nodes), cupy.asnumpy(got)
+        want = cupy.asnumpy(_interpret.evaluate(node, sources, namespace(*sources)))
+        with np.errstate(all="ignore"):
+            of_numpy = _interpret.evaluate(node, list(map(cupy.asnumpy, sources)), np)
+        far = np.minimum(*(test_operations.apart(given, x, op) for x in (want, of_numpy)))
         worst = int(np.argmax(far))
         limit = 2 if op in test_operations.INEXACT or dtype.kind == "c" else 0
         assert far[worst] <= limit, (op, a[worst], b[worst], got[worst], want[worst])
