@@ -330,6 +330,29 @@ def test_device_times_come_from_events(fake_gpu, tmp_path):
     assert len(threads[1]) == 3
 
 
+@pytest.mark.parametrize("step", [0.1, 0.15, 0.3, 0.35, 0.7])
+def test_a_trace_of_coarse_device_times_nests(fake_gpu, tmp_path, step):
+    """The resolution of events may be coarser than the time between two of them."""
+    fake_gpu.cuda.get_elapsed_time = lambda a, b: round(2 * step * (b.time - a.time)) / 2
+    x = tracked()
+    with rx.profile() as p:
+        for _ in range(3):
+            with p.range("all"), p.range("part"):
+                x * x + x
+        clock.spend(1)
+    p.save(tmp_path / "trace.json")
+    check_trace(tmp_path / "trace.json")
+
+
+def test_a_trace_begins_with_what_came_first(fake_gpu, tmp_path):
+    """The device's clock may have a first operation before the host does."""
+    fake_gpu.cuda.get_elapsed_time = lambda a, b: b.time - a.time - 1.5
+    with rx.profile() as p:
+        tracked() * 2
+    p.save(tmp_path / "trace.json")
+    assert check_trace(tmp_path / "trace.json")[2][0]["ts"] == 0
+
+
 def test_a_captured_step_records_no_events(fake_gpu, monkeypatch):
     monkeypatch.setattr(_profile, "recorder", object)
     with rx.profile() as p:
