@@ -428,6 +428,18 @@ def test_gpu_replaced_arrays_are_refused(cupy):
     run = rx.capture(step)
     x = cupy.ones(1000)
     run(x)
+    with pytest.raises(CaptureError, match=r"another array in place .* of shape \(1000,\)"):
+        run(x)
+
+    # Deeper than what is looked through: seen by the memory that is given back.
+    deep = SimpleNamespace(inner=SimpleNamespace(x=cupy.zeros(1000)))
+
+    def hidden(x):
+        deep.inner.x = deep.inner.x * 0.5 + x
+        return deep.inner.x.sum()
+
+    run = rx.capture(hidden)
+    run(x)
     with pytest.raises(CaptureError, match="lets go of an array from before it"):
         run(x)
 
