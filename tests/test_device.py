@@ -682,11 +682,11 @@ def test_memory_of_the_gpu():
 def test_out_of_memory_says_how_much():
     import cupy
 
-    pool = cupy.get_default_memory_pool()
-    limit = pool.get_limit()
-    pool.set_limit(size=pool.total_bytes() + 2**20)
-    try:
-        with pytest.raises(MemoryError, match=r"no room for 64.0 MiB on Device\('cuda:0'"):
+    with device("cuda:0"):
+        pool = cupy.cuda.MemoryPool()  # the default one may hold room that other tests left
+        pool.set_limit(size=2**20)
+        with (
+            cupy.cuda.using_allocator(pool.malloc),
+            pytest.raises(MemoryError, match=r"no room for 64.0 MiB on Device\('cuda:0'"),
+        ):
             to_device(np.ones(2**23), "cuda:0")
-    finally:
-        pool.set_limit(size=limit)
