@@ -112,6 +112,8 @@ class _Digest:
         return False
 
     def _add_function(self, function: types.FunctionType) -> None:
+        # numba gives some functions, such as libdevice's, a meaning that is not in their code.
+        self.put("function", function.__module__ or "", function.__qualname__)
         names = self._add_code(function.__code__)
         self.add(function.__defaults__, names)
         self.add(function.__kwdefaults__, names)
