@@ -289,6 +289,14 @@ def names_in(x: Expr) -> set[str]:
     return found
 
 
+def has_assumptions(x: Expr) -> bool:
+    """Tell whether ``x`` is what it is in a part of its counters' range only."""
+    return any(
+        type(atom) is Assumed or (type(atom) in (Div, Mod) and has_assumptions(atom.numerator))
+        for atom, _ in x.terms
+    )
+
+
 def evaluate(x: Expr, values: dict[str, int]) -> int:
     """Return the number that ``x`` is for these counters."""
 

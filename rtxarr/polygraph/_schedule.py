@@ -373,6 +373,9 @@ class Scheduler:
         if len(group.need[node]) > 1:
             return f"{node.op} is needed at several places"
         if group.kind == "map":
+            (place,) = group.need[node]
+            if node.op in ("segment_reduce", "spread") and ix.has_assumptions(place):
+                return f"{node.op} is a part of what its user makes"
             return f"{node.op} is over other rows than those of its user"
         return f"{node.op} is over other rows than the kernel's ({group.rows} x {group.cols})"
 
@@ -425,7 +428,8 @@ class Scheduler:
     def _fitting_segments(self, node: Node, group: Group) -> Space | None:
         """Return the same for a reduction of edges, or for what gives edges the row's values.
 
-        Several features may need one element: that of an attention head, say.
+        Several features may need one element: that of an attention head, say. A kernel does not
+        begin with what only some features need: the others would go over the edges for nothing.
         """
         indptr = node.src[1]
         n_rows, spreads = indptr.shape[0] - 1, node.op == "spread"
@@ -445,6 +449,8 @@ class Scheduler:
         if len(places) != 1:
             return None
         at, feature = edge_and_feature(node, *places)
+        if group.kind == "map" and ix.has_assumptions(feature):
+            return None
         want = ix.symbol("c", n_edges) if spreads else ix.symbol("r", n_rows)
         return space if at == want and ix.names_in(feature) <= {"f"} else None
 

@@ -232,6 +232,15 @@ def test_gather_map_reduce_and_what_follows_are_one_kernel(rng, op):
     assert program.steps[0].loops.features == 6
 
 
+def test_edges_are_gone_over_for_the_features_that_need_them(rng):
+    x, edges = ir.input_node(0, "float32", (5, 6)), Edges(rng, 1)
+    heard = ir.segment_reduce("sum", ir.gather(x, edges.src, 0), edges.indptr)
+    graph = ir.Graph([x, *edges.inputs], [ir.concat([heard, x], 1)])
+    program = run(graph, [rng.standard_normal((5, 6), "f4"), *edges.arrays])
+    assert kernels(program) == [("segments", 5, edges.n), ("map", 1, 60)]
+    assert program.steps[0].loops.features == 6
+
+
 def test_attention_over_edges_is_one_kernel(rng):
     heads, features = 2, 3
     x, edges = ir.input_node(0, "float32", (5, heads, features)), Edges(rng, 3)
