@@ -10,7 +10,7 @@ import numpy as np
 from rtxarr._device import is_device_array, namespace
 from rtxarr.dtypes import is_half
 from rtxarr.libs import _attention_plans as plans
-from rtxarr.libs import _dnn
+from rtxarr.libs import _dnn, blas
 from rtxarr.libs._attention_plans import Band, dense, heads
 from rtxarr.libs._cudnn import Graph, Spec
 from rtxarr.libs._layout import Unsupported
@@ -176,12 +176,12 @@ def _plain_paged(q, k_pages, v_pages, table, lengths, causal, scale):
         last = xp.arange(n_queries)[:, None] - n_queries
         seen = seen & (keys <= last + n_keys[:, None, None, None])
     v = xp.where(keys[..., None] < n_keys[:, None, None, None], v, 0)  # pages may hold anything
-    scores = xp.matmul(xp.astype(q, wide), xp.matrix_transpose(k)) * scale
+    scores = blas.matmul(xp.astype(q, wide), xp.matrix_transpose(k)) * scale
     scores = xp.where(seen, scores, -xp.inf)
     top = xp.max(scores, axis=-1, keepdims=True)
     probs = xp.exp(scores - xp.where(xp.isfinite(top), top, 0))
     total = xp.sum(probs, axis=-1, keepdims=True)
-    return xp.astype(xp.matmul(probs, v) / xp.where(total > 0, total, 1), q.dtype)
+    return xp.astype(blas.matmul(probs, v) / xp.where(total > 0, total, 1), q.dtype)
 
 
 class Fp8Attention(NamedTuple):
