@@ -210,15 +210,15 @@ class _Lowering:
             by_pass[self.depth[name] - 1].append(accumulator)
             wanted[self.depth[name] - 1].append(accumulator.of)
         row_stores: list[list[Statement]] = [[] for _ in range(n_passes + 1)]
-        full_stores = []
+        full_stores: list[list[Statement]] = [[] for _ in range(n_passes + 1)]
         for store in stores:
             _, place, value = store.args
             if self.group.kind != "map" and "c" not in ix.names_in(place) and self.in_row[value]:
                 row_stores[self.depth[value]].append(store)
                 ready[self.depth[value]].append(value)
-            else:
-                full_stores.append(store)
-                wanted[n_passes].append(value)
+            else:  # in the first pass that knows it
+                full_stores[self.depth[value]].append(store)
+                wanted[self.depth[value]].append(value)
         bodies = []
         for names in wanted:
             body, rows = self._closure(names)
@@ -232,7 +232,8 @@ class _Lowering:
                 rows_at[self.depth[name]].append(self.statements[name])
         for depth in range(n_passes + 1):
             rows_at[depth] += row_stores[depth]
-        bodies[n_passes] += full_stores
+        for body, full in zip(bodies, full_stores, strict=True):
+            body += full
         phases = [
             Phase(tuple(bodies[k]), tuple(by_pass[k]), tuple(rows_at[k + 1]))
             for k in range(n_passes)
