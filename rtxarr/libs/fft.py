@@ -1,4 +1,8 @@
-"""Fourier transforms on a GPU through CuPy's cuFFT, with plans that are kept.
+"""Fourier transforms on a GPU through cuFFT, with plans that are kept.
+
+``_fft_plans`` says which plans make up a transform. They depend on the array's shape alone, so that
+equal numbers give equal bits however the array lies in memory. cuFFT does not scale: what ``norm``
+asks for is one multiplication by a number, in place.
 
 A plan has memory on the GPU that its transforms work in, so a graph that holds one must own its
 plan: those that a captured step uses are kept with the step and used by nothing else.
@@ -6,6 +10,7 @@ plan: those that a captured step uses are kept with the step and used by nothing
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,19 +19,18 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._device import namespace
 from rtxarr._replay import kept_resources
+from rtxarr.libs._fft_plans import Pass, inverse, kept_axes, passes, scale_of
 
 __all__ = ["transform"]
 
 _MOST = 64  # plans of a thread, beside those of captured steps
-_KINDS = {"fftn": "C2C", "ifftn": "C2C", "rfftn": "R2C", "irfftn": "C2R"}
 # cufftType, by kind and whether double precision.
 _TYPES = {
     ("C2C", False): 0x29, ("R2C", False): 0x2A, ("C2R", False): 0x2C,
     ("C2C", True): 0x69, ("R2C", True): 0x6A, ("C2R", True): 0x6C,
 }  # fmt: skip
-_ONE_AXIS = {"fftn": "fft", "ifftn": "ifft", "rfftn": "rfft", "irfftn": "irfft"}
+_FORWARD, _INVERSE = -1, 1
 
 
 class _Thread(threading.local):
@@ -37,7 +41,15 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def transform(name: str, x: Any, s: tuple[int, ...], axes: tuple[int, ...], norm: str) -> Any:
+def transform(
+    name: str,
+    x: Any,
+    s: tuple[int, ...],
+    axes: tuple[int, ...],
+    norm: str,
+    *,
+    owned: bool = False,
+) -> Any:
     """Transform a CuPy array.
 
     Parameters
@@ -47,32 +59,54 @@ def transform(name: str, x: Any, s: tuple[int, ...], axes: tuple[int, ...], norm
     s : tuple of int
         Points along each of ``axes``, as in NumPy's function of that name.
     axes : tuple of int, not negative
-    norm : {"backward", "ortho", "forward"}
+    norm : {"backward", "ortho", "forward", "none"}
+        "none" scales in neither direction.
+    owned : bool, default False
+        That nobody needs ``x`` any more: its memory may be written to.
 
     Returns
     -------
     CuPy array
+        C-contiguous where one plan does; in memory that is not another's.
     """
-    fft = namespace(x).fft
-    x = _fitted(name, x, s, axes)
-    if x.size == 0:
-        return getattr(fft, name)(x, s=s, axes=axes, norm=norm)
-    if len(axes) > 1 and _in_one(x, axes):
-        x = _contiguous(x)
-        with _plan(name, x, s, axes):
-            return getattr(fft, name)(x, s=s, axes=axes, norm=norm)
-    # As NumPy does: the last axis is the real one.
-    last = axes[-1]
-    if name == "rfftn":
-        x = _one(name, x, s[-1], last, norm)
-        axes, s, name = axes[:-1], s[:-1], "fftn"
-    elif name == "irfftn":
-        for n, axis in zip(s[:-1], axes[:-1], strict=True):
-            x = _one("ifftn", x, n, axis, norm)
-        return _one(name, x, s[-1], last, norm)
-    for n, axis in zip(s, axes, strict=True):
-        x = _one(name, x, n, axis, norm)
-    return x
+    wide = _complex(x.dtype)
+    out = _fitted(name, x, s, axes)
+    forward, halves = name in ("fftn", "rfftn"), name in ("rfftn", "irfftn")
+    shape = list(out.shape)
+    if halves:
+        shape[axes[-1]] = s[-1] // 2 + 1 if forward else s[-1]
+    if out.size == 0:
+        return _device.cupy.empty(shape, _real(wide) if name == "irfftn" else wide)
+    real = halves and s[-1] > 1  # of one real point there is nothing to do
+    if out.dtype != wide and not (forward and real):
+        out = out.astype(wide)
+    if not (out.flags.c_contiguous and out.data.ptr % wide.itemsize == 0):
+        out = out.copy(order="C")
+    owned = owned or out.data.ptr != x.data.ptr
+    long = kept_axes(out.shape)
+    out = out.reshape([out.shape[a] for a in long])
+    pairs = [(n, long.index(a)) for n, a in zip(s, axes, strict=True) if n > 1]
+    if halves and not real:
+        name = "fftn" if forward else "ifftn"
+    plans = passes(name, out.shape, [n for n, _ in pairs], [a for _, a in pairs], wide.itemsize)
+    for i, one in enumerate(plans):
+        out = _executed(one, out, forward, owned or i > 0, in_place=i > 0)
+    if halves and not forward and not real:
+        out = out.real.copy()
+    elif not plans and not owned:
+        out = out.copy()
+    scale = scale_of(forward, s, norm)
+    if scale != 1:
+        _device.cupy.multiply(out, out.dtype.type(scale), out)
+    return out.reshape(shape)
+
+
+def _complex(dtype: Any) -> np.dtype:
+    return np.result_type(dtype, np.complex64)
+
+
+def _real(dtype: np.dtype) -> np.dtype:
+    return np.dtype(dtype.char.lower())
 
 
 def _fitted(name, x, s, axes):
@@ -91,40 +125,56 @@ def _fitted(name, x, s, axes):
     return out
 
 
-def _in_one(x, axes):
-    """Tell whether one plan does for all axes: up to three, in order, at the array's end."""
-    n = len(axes)
-    # CuPy has no such plans of real transforms for what is stored in both orders.
-    in_both_orders = sum(m > 1 for m in x.shape) < 2
-    return n <= 3 and axes == tuple(range(x.ndim - n, x.ndim)) and not in_both_orders
+def _executed(one: Pass, x: Any, forward: bool, owned: bool, *, in_place: bool) -> Any:
+    """Return what a plan makes of ``x``.
+
+    ``owned`` says that it may write to ``x``, ``in_place`` that it shall: whether it does must not
+    depend on who asks, or bits might.
+    """
+    if one.order is not None:
+        x = x.transpose(one.order)
+        in_place = True
+    if not x.flags.c_contiguous:
+        x, owned = x.copy(order="C"), True
+    if one.kind == "C2R" and not owned:  # it writes to what it reads
+        x = x.copy()
+    if one.kind == "C2C" and in_place:
+        out = x
+    else:
+        dtype = _real(x.dtype) if one.kind == "C2R" else _complex(x.dtype)
+        out = _device.cupy.empty(one.shape, dtype)
+    plan = _plan(one, x)
+    source, result = x.reshape(-1), out.reshape(-1)
+    for i in range(one.count):
+        plan.fft(
+            source[i * one.steps[0] :],
+            result[i * one.steps[1] :],
+            _FORWARD if forward else _INVERSE,
+        )
+    return out if one.order is None else out.transpose(inverse(one.order))
 
 
-def _one(name, x, n, axis, norm):
-    x = _contiguous(x.swapaxes(axis, -1))
-    with _plan(name, x, (n,), (x.ndim - 1,)):
-        out = getattr(namespace(x).fft, _ONE_AXIS[name])(x, n=n, axis=-1, norm=norm)
-    return out.swapaxes(axis, -1)
-
-
-def _contiguous(x):
-    return _device.cupy.ascontiguousarray(x)
-
-
-def _plan(name, x, s, axes):
-    """Give the plan for ``x``, contiguous, whose last axes are transformed."""
-    kind, double = _KINDS[name], x.dtype.itemsize // (2 if x.dtype.kind == "c" else 1) == 8
+def _plan(one: Pass, x: Any) -> Any:
+    """Give the plan of a pass over ``x``, kept."""
+    double = _complex(x.dtype).itemsize == 16
     # Transforms of one plan work in the same memory: streams have their own.
     stream = _device.cupy.cuda.get_current_stream().ptr
-    key = ("cufft", x.data.device_id, stream, kind, double, x.shape, s)
+    layouts = (*one.source, *one.result)
+    key = ("cufft", x.data.device_id, stream, double, one.kind, one.n, layouts, one.batch)
 
     def make():
-        if len(s) == 1:
-            plan = _device.cupy.cuda.cufft.Plan1d
-            return plan(s[0], _TYPES[kind, double], x.size // x.shape[-1])
-        full = x
-        if kind != "R2C" and x.dtype.kind != "c":
-            full = x.astype(np.complex128 if double else np.complex64)
-        return _device.get_fft_plan(full, shape=s, axes=axes, value_type=kind)
+        cufft = _device.cupy.cuda.cufft
+        last = len(one.n) - 1, one.result.embed[-1]
+        if max(math.prod(d.embed) for d in (one.source, one.result)) * one.batch < 1 << 31:
+            kind = _TYPES[one.kind, double]
+            return cufft.PlanNd(one.n, *layouts, kind, one.batch, "C", *last)
+        # Its numbers are of 64 bits.
+        types = {"R": "d" if double else "f", "C": "D" if double else "F"}
+        source, result = types[one.kind[0]], types[one.kind[2]]
+        return cufft.XtPlanNd(
+            one.n, *one.source, source, *one.result, result, one.batch, types["C"],
+            order="C", last_axis=last[0], last_size=last[1],
+        )  # fmt: skip
 
     return _kept(key, make)
 
