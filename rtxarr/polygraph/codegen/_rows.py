@@ -13,9 +13,10 @@ from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._keep import keep_plan
 from rtxarr.polygraph.codegen._reductions import Reduction, reduction
 from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel, Lines
-from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two
+from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, wanted
 
 SLOT = 16  # bytes for a value of a row, whatever its type
+_HELD = 32  # registers of a thread for what stays of a row
 
 
 class Shape(NamedTuple):
@@ -234,9 +235,16 @@ class Passes(Writer):
 
 
 class Rows(Passes):
+    """A group of ``threads`` for each row.
+
+    What later passes need of elements stays in registers, if a row's threads have enough of them;
+    else in shared memory, tile by tile.
+    """
+
     kind = "rows"
     leader = "thread == 0"
     lane, lanes_of_row = "thread", "threads"
+    in_registers = False
 
     def __init__(self, *args) -> None:
         super().__init__(*args)
@@ -250,9 +258,82 @@ class Rows(Passes):
         return 2 * BATCH if 2 * BATCH * self.lanes * len(values) <= 16 else BATCH
 
     def body(self, number: int, phase: Phase) -> None:
+        if self.in_registers:
+            self.whole_body(number, phase)
+            return
         self.batch = self.batches[number]
         super().body(number, phase)
         self.batch = max(self.batches)
+
+    def whole_body(self, number: int, phase: Phase) -> None:
+        """Go over elements that are in registers: all packets of a thread at once."""
+        out, batch, lanes = self.out, self.batch, self.lanes
+        keeps = self.keeps[number]
+        kept = {name for name, (_, made, _) in keeps.items() if made != number}
+        keep = keeps.keys() - kept
+        reductions = [reduction(a) for a in phase.accumulators]
+        for r in reductions:
+            out(f"{r.type} {r.running} = {r.empty};")
+        if not phase.body and not reductions:
+            return
+        for name in sorted(keep):
+            out(f"{ops.value(self.texts.dtypes[name])} {name}_at[{batch}][{lanes}];")
+        body = wanted(phase.body, kept, {*keep, *(a.of for a in phase.accumulators)})
+        loads = [s for s in body if self.texts.hoisted(s) and s.name not in kept]
+        at_once = [s for s in loads if s.name in keep]
+        in_turn = [s for s in loads if s.name not in keep]
+        stores = [s for s in body if s.op == "store" and self._in_packets(s)]
+        given = {s.name for s in loads} | kept
+        extra = [f"{name}_at[j][k] = {name};" for name in sorted(keep - given)]
+        extra += [
+            f"if (valid) {r.running} = {r.combine(r.running, r.element(self.counter))};"
+            for r in reductions
+        ]
+        place, _ = self.first_and_packet()
+        with out.block("if (begin < end)"):
+            out("const Index tile = begin;")
+            if at_once:
+                with out.unrolled("j", batch):
+                    out(f"const Index first = {place};")
+                    self.load_packets(at_once, "end")
+            together = BATCH if batch * lanes <= _HELD else 1  # what is read in turn takes some too
+            with out.unrolled("some", batch // together):
+                for s in in_turn:
+                    out(f"{ops.value(s.dtype)} {s.name}_at[{batch}][{lanes}];")
+                for s in stores:
+                    out(f"{ops.value(s.dtype)} {s.args[0]}_at[{batch}][{lanes}];")
+                if in_turn:
+                    with out.unrolled("i", together):
+                        out(f"const int j = some * {together} + i;")
+                        out(f"const Index first = {place};")
+                        self.load_packets(in_turn, "end")
+                with out.unrolled("i", together):
+                    out(f"const int j = some * {together} + i;")
+                    out(f"const Index first = {place};")
+                    self.elements(body, given, "end", extra)
+                if stores:
+                    with out.unrolled("i", together):
+                        out(f"const int j = some * {together} + i;")
+                        out(f"const Index first = {place};")
+                        self.store_packets(stores, "end")
+
+    def shape_in_registers(self) -> Shape | None:
+        """Return how rows are dealt out that stay in registers; None if they should not."""
+        loops = self.loops
+        slots, keeps = keep_plan(loops, self.texts, self.strict)
+        if not slots or (loops.rows * 1024 < FULL // 2 and loops.cols > 8192):
+            return None
+        words = sum(max(size, 4) // 4 for size, _ in slots)
+        packets = -(-loops.cols // self.lanes)
+        for elements in (_HELD, 5 * _HELD // 4):
+            batch = elements // (words * self.lanes) // BATCH * BATCH
+            threads = -(-packets // max(batch, 1))
+            threads = power_of_two(threads) if threads <= 32 else -(-threads // 32) * 32
+            if batch and threads <= 1024:
+                self.in_registers, self.batch, self.keeps = True, batch, keeps
+                of_block = 256 if loops.rows * threads >= FULL else 64
+                return Shape(threads, max(of_block // threads, 1), 1, loops.cols)
+        return None
 
     def shape(self) -> Shape:
         """Return how rows are dealt out whole."""
@@ -276,6 +357,9 @@ class Rows(Passes):
 
     def run(self) -> Kernel:
         loops, large = self.loops, self.batches
+        whole = self.shape_in_registers()
+        if whole is not None:
+            return self.whole_rows(whole, 0)
         small = [BATCH] * len(large)  # smaller tiles leave less room unused
         for batches, partly in (large, False), (small, False), (small, True), (large, False):
             self.batches, self.batch = batches, max(batches)
@@ -292,6 +376,11 @@ class Rows(Passes):
             if split.chunks > 1:
                 self.drop_chip()
                 return self.split_passes(split, loops.rows, (split.threads, split.rows))
+        return self.whole_rows(shape, held)
+
+    def whole_rows(self, shape: Shape, held: int) -> Kernel:
+        """Write one launch for all passes, with ``held`` bytes of rows in shared memory."""
+        loops = self.loops
         self.thread_lines()
         self.out("const Index begin = 0, end = live ? cols : 0;")
         self.chip_lines(f"padded * {self.dialect.threads_y}", f"{self.dialect.thread_y} * padded")

@@ -179,7 +179,7 @@ class Writer(ABC):
         """
         out, lanes = self.out, self.lanes
         kept, keep = kept or {}, keep or {}
-        body = _wanted(body, kept, {*keep, *reads})
+        body = wanted(body, kept, {*keep, *reads})
         loads = [s for s in body if self.texts.hoisted(s) and s.name not in kept]
         stores = [s for s in body if s.op == "store" and self._in_packets(s)]
         given = {s.name for s in loads} | kept.keys()
@@ -311,7 +311,7 @@ def _metal_kernel(name: str, lines: Lines, arguments: Sequence[Argument], thread
 _THREAD = re.compile(r"\bthread\b")  # a word of the language
 
 
-def _wanted(body: Sequence[Statement], kept, reads: set[str]) -> list[Statement]:
+def wanted(body: Sequence[Statement], kept, reads: set[str]) -> list[Statement]:
     """Return the statements of a body that its stores and ``reads`` need, given ``kept``."""
     needed = set(reads)
     out = []

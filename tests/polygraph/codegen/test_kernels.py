@@ -1,5 +1,6 @@
 """Generated kernels on the emulator against loops run as they are written, kind by kind."""
 
+import contextlib
 import functools
 
 import numpy as np
@@ -182,30 +183,64 @@ def test_the_first_part_of_a_wide_row_stays_on_chip():
 
     def first_launch(limit):
         backend = EmulatorBackend(shared_limit=limit)
-        kernel = backend.generate(Program(graph, backend).steps[0].loops)
+        with no_registers():
+            kernel = backend.generate(Program(graph, backend).steps[0].loops)
         return kernel.launches[0].shared, kernel.body.count("tile = padded")
 
     assert first_launch(100_000) == (2 * 32_768 + 1024, 0)  # two tiles: all of it
     assert first_launch(40_000) == (32_768 + 1024, 3)  # the rest is read again in each pass
     assert first_launch(20_000) == (1024, 0)
-    Program(graph, Checked(seeds=(0, 1), shared_limit=40_000))(array((3, 8000), "float64"))
+    with no_registers():
+        program = Program(graph, Checked(seeds=(0, 1), shared_limit=40_000))
+    program(array((3, 8000), "float64"))
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, block",
+    [
+        ((4096, 8192), "float32", (256, 1)),  # 32 elements a thread
+        ((4096, 40_960), "float32", (1024, 1)),  # 40
+        ((4096, 1000), "float32", (32, 8)),
+        ((4096, 8192), "float64", (512, 1)),
+        ((5, 1000), "float32", (32, 2)),
+        ((4096, 8191), "float16", (256, 1)),
+    ],
+)
+def test_rows_in_registers(shape, dtype, block):
+    x = ir.input_node(0, array((0,), dtype).dtype, shape)
+    backend = EmulatorBackend(shared_limit=20_000)
+    step = Program(ir.Graph([x], [softmax(x)]), backend).steps[0]
+    (launch,) = backend.generate(step.loops).launches
+    assert launch.block == block
+    assert launch.shared <= 1024
 
 
 def test_passes_over_chunks_of_rows():
     backend = Checked(seeds=(1,), shared_limit=20_000)
     x = ir.input_node(0, "float32", (64, 8200))
-    program = Program(ir.Graph([x], with_gradient(x, (1,))), backend)
-    assert len(backend.generate(program.steps[0].loops).launches) == 3
+    with no_registers():
+        program = Program(ir.Graph([x], with_gradient(x, (1,))), backend)
+        assert len(backend.generate(program.steps[0].loops).launches) == 3
     program(array((64, 8200), "float32"))
+
+
+@contextlib.contextmanager
+def no_registers():
+    """Let rows stay in shared memory, as those that are too long for registers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rtxarr.polygraph.codegen._rows._HELD", 0)
+        yield
 
 
 @functools.cache
 def programs():
-    """All cases, compiled in one run: with what a block has of shared memory, and with little."""
+    """All cases, compiled in one run: rows in registers, in shared memory, and in neither."""
     roomy, cramped = Checked(seeds=(0, 1, 2)), Checked(seeds=(3,), shared_limit=20_000)
     cramped.kernels, cramped.waiting = roomy.kernels, roomy.waiting
     found = {(name, "on chip"): Program(graph_of(name), roomy) for name in CASES}
-    return found | {(name, "not"): Program(graph_of(name), cramped) for name in CHIPLESS}
+    with no_registers():
+        found |= {(name, "shared"): Program(graph_of(name), roomy) for name in CHIPLESS}
+        return found | {(name, "not"): Program(graph_of(name), cramped) for name in CHIPLESS}
 
 
 def kernels(program):
@@ -229,10 +264,11 @@ def test_what_is_read_across_goes_through_tiles():
             assert tiles == (name != "float32 across (40, 5)")
 
 
+@pytest.mark.parametrize("place", ["shared", "not"])
 @pytest.mark.parametrize("name", CHIPLESS)
-def test_rows_that_do_not_fit_on_chip(name):
+def test_rows_that_do_not_fit_in_registers(name, place):
     _, shape, dtype = CASES[name]
-    programs()[name, "not"](array(shape, dtype))
+    programs()[name, place](array(shape, dtype))
 
 
 @pytest.mark.parametrize("name", ["float16 over (1,)", "float64 over (0,)", "one long row"])
