@@ -189,8 +189,9 @@ def near(got, want, size, dtype):
     precision = 4 * np.finfo("float64" if np.dtype(dtype) == np.float64 else "float32").eps
     if np.dtype(dtype).itemsize == 2:  # in which results are rounded, and taken up again
         precision += ml_dtypes.finfo(dtype).eps / 4
+    smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
     error = np.abs(np.where(finite, got, 0) - np.where(finite, want, 0))
-    over = error - float(precision) * size
+    over = error - (float(precision) * size + smallest)
     worst = np.unravel_index(np.argmax(over), over.shape)
     assert over[worst] <= 0, (worst, got[worst], want[worst], size[worst])
 
