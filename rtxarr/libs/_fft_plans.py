@@ -45,7 +45,7 @@ class Pass(NamedTuple):
     source, result : Layout
     batch : int
         Transforms of one execution.
-    count : int
+    n_pieces : int
         Executions: on pieces that lie ``steps`` elements apart in the source and the result.
     steps : tuple of int
     order : tuple of int or None
@@ -59,7 +59,7 @@ class Pass(NamedTuple):
     source: Layout
     result: Layout
     batch: int
-    count: int
+    n_pieces: int
     steps: tuple[int, int]
     order: tuple[int, ...] | None
     shape: tuple[int, ...]
@@ -156,8 +156,8 @@ def _pass(
     else:
         result = (*(shape[a] for a in order[: -len(run)]), *given)
     if inner == 1:
-        layouts = [Layout(dims, 1, math.prod(dims)) for dims in (taken, given)]
-        return Pass(kind, n, *layouts, outer, 1, (0, 0), order, result)
-    layouts = [Layout(dims, inner, 1) for dims in (taken, given)]
+        a, b = (Layout(dims, 1, math.prod(dims)) for dims in (taken, given))
+        return Pass(kind, n, a, b, outer, 1, (0, 0), order, result)
+    a, b = (Layout(dims, inner, 1) for dims in (taken, given))
     steps = math.prod(taken) * inner, math.prod(given) * inner
-    return Pass(kind, n, *layouts, inner, outer, steps, order, result)
+    return Pass(kind, n, a, b, inner, outer, steps, order, result)

@@ -145,7 +145,7 @@ def _executed(one: Pass, x: Any, forward: bool, owned: bool, *, in_place: bool) 
         out = _device.cupy.empty(one.shape, dtype)
     plan = _plan(one, x)
     source, result = x.reshape(-1), out.reshape(-1)
-    for i in range(one.count):
+    for i in range(one.n_pieces):
         plan.fft(
             source[i * one.steps[0] :],
             result[i * one.steps[1] :],

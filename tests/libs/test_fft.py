@@ -194,7 +194,7 @@ def test_nothing_is_moved_for_channels_last(fake_cufft, monkeypatch):
     assert one.order is not None  # pieces of 12 KB
     monkeypatch.setattr(_fft_plans, "_SMALL_PIECE", 16 * 12 * 8 * 8)
     (one,) = passes("rfftn", shape, (16, 12), (1, 2), 8)
-    assert (one.kind, one.n, one.batch, one.count) == ("R2C", (16, 12), 8, 5)
+    assert (one.kind, one.n, one.batch, one.n_pieces) == ("R2C", (16, 12), 8, 5)
     assert (one.source, one.result) == (((16, 12), 8, 1), ((16, 7), 8, 1))
     assert one.steps == (16 * 12 * 8, 16 * 7 * 8)
     (one,) = passes("irfftn", (5, 16, 7, 8), (16, 12), (1, 2), 8)
