@@ -175,7 +175,7 @@ def check_attrs(op: str, attrs: tuple) -> None:
         good = len(attrs) == 1 and isinstance(attrs[0], np.generic)
     elif op in ir.TRANSFORMS:
         *sizes, norm = attrs
-        good = _are_ints(tuple(sizes)) and norm in ("backward", "ortho", "forward", None)
+        good = _are_ints(tuple(sizes)) and norm in ("backward", "ortho", "forward", "none")
     elif op == "segment_reduce":
         good = len(attrs) == 1 and attrs[0] in ir.SEGMENTS
     else:

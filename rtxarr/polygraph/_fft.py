@@ -1,4 +1,8 @@
-"""Fourier transforms over tracers: one node for each axis."""
+"""Fourier transforms over tracers: one node for all axes.
+
+cuFFT does not scale. What ``norm`` asks for is a multiplication after it, in ``libs.fft`` as here,
+where it is a node that shares a kernel with what follows.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rtxarr.libs._fft_plans import scale_of
 from rtxarr.polygraph import _ir
 from rtxarr.polygraph._elementwise import as_array, cast, elementwise, from_numpy
 from rtxarr.polygraph._trace import Tracer, current
@@ -39,7 +44,19 @@ def _transform(
         x = _fitted(x, axis, n // 2 + 1 if halved else n)
         axes.append(axis)
         lengths.append(n)
-    return current().fresh(_ir.transform(op, x.node, axes, lengths, norm))
+    if not _scales_apart():
+        return current().fresh(_ir.transform(op, x.node, axes, lengths, norm))
+    node = _ir.transform(op, x.node, axes, lengths, "none")
+    scale = scale_of(op in ("fft", "rfft"), lengths, norm)
+    if scale != 1:
+        number = _ir.broadcast(_ir.constant(scale, node.dtype), node.shape)
+        node = _ir.map_node("multiply", node, number)
+    return current().fresh(node)
+
+
+def _scales_apart() -> bool:
+    """Tell whether transforms are cuFFT's; NumPy's scale on their way."""
+    return current().xp.__name__.endswith("cupy")
 
 
 def _complex(dtype: np.dtype) -> np.dtype:

@@ -16,7 +16,7 @@ from rtxarr._device import is_device_array
 from rtxarr.polygraph._ir import MAPS, REDUCES, SCANS, TRANSFORMS, Graph, Node
 
 
-def evaluate(node: Node, sources: Sequence[Any], xp: Any) -> Any:
+def evaluate(node: Node, sources: Sequence[Any], xp: Any, *, owned: bool = False) -> Any:
     """Return what ``node`` gives on the arrays ``sources``.
 
     Parameters
@@ -27,14 +27,17 @@ def evaluate(node: Node, sources: Sequence[Any], xp: Any) -> Any:
         With the dtypes and shapes of ``node.src``; a tuple for the source of an ``item``.
     xp : module
         Their namespace.
+    owned : bool, default False
+        That nobody needs the sources any more: a transform may write to them.
 
     Returns
     -------
     array, or for a ``call`` tuple of array
         It may share memory with the sources, which are left alone.
     """
+    options = {"owned": True} if owned and node.op in TRANSFORMS else {}
     with np.errstate(all="ignore"):
-        out = RULES[node.op](xp, node, *sources)
+        out = RULES[node.op](xp, node, *sources, **options)
     if isinstance(out, np.generic):
         out = np.asarray(out)
     if node.dtype is not None and out.dtype != node.dtype:  # CuPy gives float32 for bfloat16
@@ -241,13 +244,15 @@ def _matmul(xp, node, a, b):
     return matmul(a, b)
 
 
-def _transform(xp, node, x):
+def _transform(xp, node, x, *, owned=False):
     axes, lengths, norm = node.attrs
     name = f"{node.op}n"
     if is_device_array(x):
         from rtxarr.libs.fft import transform
 
-        return transform(name, x, lengths, axes, norm)
+        return transform(name, x, lengths, axes, norm, owned=owned)
+    if norm == "none":  # NumPy's names for where it scales
+        norm = "forward" if node.op.startswith("i") else "backward"
     return getattr(xp.fft, name)(x, s=lengths, axes=axes, norm=norm)
 
 

@@ -331,7 +331,8 @@ def matmul(a: Node, b: Node) -> Node:
 def transform(op: str, x: Node, axes: Sequence[int], lengths: Sequence[int], norm: str) -> Node:
     """Return a Fourier transform of so many elements along each axis, in the time domain.
 
-    The last of ``axes`` is the one that ``rfft`` and ``irfft`` halve and double.
+    The last of ``axes`` is the one that ``rfft`` and ``irfft`` halve and double. ``norm`` is
+    NumPy's, or "none": no scale in either direction.
     """
     kinds = {"rfft": {"f": "c8", "d": "c16"}, "irfft": {"F": "f4", "D": "f8"}}
     dtype = kinds[op][x.dtype.char] if op in kinds else x.dtype

@@ -12,6 +12,7 @@ What runs is straight-line code, written once for each program and shown by ``Pr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -142,6 +143,7 @@ class Program:
 
     def _steps(self, groups: list[Group]) -> list[Step]:
         read_by_kernels = {n for g in groups if g.kind != "eager" for n in g.read}
+        dead = self._used_once(groups)
         steps = []
         for i, group in enumerate(groups):
             results = tuple(group.outputs)
@@ -154,7 +156,8 @@ class Program:
                 elif node.op in VIEWS and node.ndim and node not in read_by_kernels:
                     run = None  # it is written out
                 else:
-                    run = eager_step(node, contiguous=node in read_by_kernels)
+                    owned = dead.issuperset(node.src)
+                    run = eager_step(node, contiguous=node in read_by_kernels, owned=owned)
                 steps.append(Step(f"{node.op}{i}", run, node.src, results, None, group))
                 continue
             loops = lower(group, self._strides, self.graph.scalars)
@@ -162,6 +165,15 @@ class Program:
             run = self.backend.build(loops)
             steps.append(Step(f"kernel{i}", run, sources, results, loops, group))
         return steps
+
+    def _used_once(self, groups: list[Group]) -> set[Node]:
+        """Return what kernels store for one step alone: nobody needs it when that has run."""
+        kernels = [g for g in groups if g.kind != "eager"]
+        found = {n for g in kernels for n in g.outputs}
+        found.difference_update(self.graph.roots, self.in_place)
+        users = Counter(n for g in kernels for n in g.read)
+        users.update(s for g in groups if g.kind == "eager" for n in g.outputs for s in n.src)
+        return {n for n in found if users[n] == 1}
 
     def control_step(self, node: Node, parts: list[Program]) -> Callable:
         """Return what runs a branch or loop, given the programs of its graphs."""
@@ -339,9 +351,9 @@ def _looked_at(node: Node) -> tuple[Node, ...]:
     return (node, *(n for s in call.src for n in _looked_at(s)))
 
 
-def eager_step(node: Node, *, contiguous: bool) -> Callable:
+def eager_step(node: Node, *, contiguous: bool, owned: bool = False) -> Callable:
     def run(*sources):
-        out = _interpret.evaluate(node, sources, namespace(*sources))
+        out = _interpret.evaluate(node, sources, namespace(*sources), owned=owned)
         return as_contiguous(out) if contiguous else out
 
     return run

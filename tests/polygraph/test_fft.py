@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
+from rtxarr.polygraph import _interpret, _ir
+from rtxarr.polygraph._explain import programs_of
 from rtxarr.testing import assert_close
 
 ONE = ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"]
@@ -52,3 +54,100 @@ def test_gradients(name):
         return rx.sum(rx.real(out * rx.conj(out)))
 
     assert_close(rx.fuse(rx.grad(f))(x), rx.grad(f)(x))
+
+
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+@pytest.mark.parametrize("name", ONE + SEVERAL)
+def test_scales_share_kernels(name, norm, monkeypatch):
+    monkeypatch.setattr("rtxarr.polygraph._fft._scales_apart", lambda: True)
+    x = array(name, "float64")
+    fused = rx.fuse(lambda x: getattr(rx.fft, name)(x, norm=norm) * 3)
+    assert_close(fused(x), getattr(rx.fft, name)(x, norm=norm) * 3)
+    (found,) = (s for s in steps_of(fused) if s.loops is None)
+    assert found.results[0].attrs[2] == "none"
+    assert len(steps_of(fused)) == (3 if name == "hfft" else 2)
+
+
+@pytest.mark.parametrize("name", ["fft", "rfft", "irfft", "rfftn", "irfftn"])
+def test_gradients_with_scales_apart(name, monkeypatch):
+    monkeypatch.setattr("rtxarr.polygraph._fft._scales_apart", lambda: True)
+    x = array(name, "float64")
+
+    def f(x):
+        return rx.sum(rx.abs(getattr(rx.fft, name)(x, norm="ortho")) ** 4)
+
+    assert_close(rx.fuse(rx.grad(f))(x), rx.grad(f)(x))
+
+    def g(x):
+        return rx.sum(rx.abs(rx.grad(f)(x)) ** 2)
+
+    assert_close(rx.fuse(rx.grad(g))(x), rx.grad(g)(x))
+
+
+def steps_of(fused):
+    ((made,),) = fused._programs.values()
+    ((_, program),) = programs_of(made)
+    return program.steps
+
+
+def test_transforms_overwrite_what_nobody_needs(monkeypatch):
+    told = []
+
+    def destroying(xp, node, x, *, owned=False):
+        axes, lengths, norm = node.attrs
+        out = getattr(xp.fft, f"{node.op}n")(x, s=lengths, axes=axes, norm=norm)
+        told.append(owned)
+        if owned:
+            x[...] = np.nan
+        return out
+
+    for op in _ir.TRANSFORMS:
+        monkeypatch.setitem(_interpret.RULES, op, destroying)
+
+    def kept(x):
+        return x, rx.fft.irfft(x)
+
+    def once(x):
+        y = x * 2
+        return rx.fft.irfft(y) + 1
+
+    def read_later(x):
+        y = x * 2
+        return rx.fft.irfft(y)[0, 0] + rx.real(y[0, 0, 0]), rx.sum(rx.real(y))
+
+    def returned(x):
+        y = x * 2
+        return y, rx.fft.irfft(y)
+
+    def view_returned(x):
+        y = x * 2
+        return rx.reshape(y, (-1,)), rx.fft.irfft(y)
+
+    def through_a_view(x):
+        y = x * 2
+        return rx.fft.irfft(rx.permute_dims(y, (1, 0, 2))), rx.fft.irfft(y)
+
+    def twice(x):
+        y = x * 2
+        return rx.fft.irfft(y) + rx.fft.irfft(y, norm="ortho")
+
+    def written(x):
+        x *= 2
+        return rx.fft.irfft(x)
+
+    def of_transforms(x):
+        return rx.fft.irfft(rx.fft.ifft(x * 2, axis=0) * 2)
+
+    for f, owned in (
+        (kept, [False]), (once, [True]), (read_later, [False]), (returned, [False]),
+        (view_returned, [False]), (through_a_view, None), (twice, [False, False]),
+        (written, [False]), (of_transforms, [True, True]),
+    ):  # fmt: skip
+        mine, theirs = array("irfft", "float64"), array("irfft", "float64")
+        want = f(theirs)
+        told.clear()
+        got = rx.fuse(f)(mine)
+        assert owned is None or told == owned, f.__name__
+        for a, b in zip(got, want, strict=True):
+            assert_close(a, b)
+        assert_close(mine, theirs, exact=True)
