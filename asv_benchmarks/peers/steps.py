@@ -1,4 +1,4 @@
-"""Whole training steps, eager and as one CUDA graph, against PyTorch's.
+"""Whole training steps, eager, as one CUDA graph, and fused too, against PyTorch's.
 
 A small perceptron (batch 64, 256-256-256-10, Adam, float32), where the host decides, and a
 transformer block (8 x 1024 x 1024, 16 heads, causal, AdamW, bfloat16), where the kernels do. All
@@ -8,6 +8,7 @@ call costs the host, and each kernel in it the device. Needs a GPU.
 """
 
 import argparse
+import functools
 import json
 import platform
 import statistics
@@ -21,7 +22,15 @@ from rtxarr import nn, optim
 WIDTHS = (256, 256, 256, 10)
 
 
-def our_perceptron(capture):
+OURS = {
+    "eager": lambda step: step,
+    "captured": rx.capture,
+    "fused": rx.jit,
+    "fused fast": functools.partial(rx.jit, mode="fast"),
+}
+
+
+def our_perceptron(way):
     layers = [nn.Linear(a, b) for a, b in zip(WIDTHS[:-1], WIDTHS[1:], strict=True)]
     model = nn.Sequential(layers[0], rx.relu, layers[1], rx.relu, layers[2])
     optimizer = optim.Adam(model.parameters())
@@ -35,11 +44,11 @@ def our_perceptron(capture):
         optimizer.step()
         return loss
 
-    run = rx.capture(step) if capture else step
+    run = OURS[way](step)
     return lambda: run(x, labels)
 
 
-def our_block(capture):
+def our_block(way):
     block = nn.TransformerBlock(1024, 16, causal=True, dtype=rx.bfloat16)
     optimizer = optim.AdamW(block.parameters())
     values = rx.random.Generator(0).normal((8, 1024, 1024), dtype=rx.float32)
@@ -53,7 +62,7 @@ def our_block(capture):
         optimizer.step()
         return loss
 
-    return rx.capture(step) if capture else step
+    return OURS[way](step)
 
 
 def their_perceptron(way):
@@ -130,7 +139,7 @@ CASES = {
 
 
 def contestants(ours, theirs, ways):
-    found = {"rtxarr eager": ours(False), "rtxarr captured": ours(True)}
+    found = {f"rtxarr {way}": ours(way) for way in OURS}
     left_out = {}
     for way in ways:
         try:
