@@ -48,6 +48,7 @@ _CUDA = f"""
 #define UNROLL _Pragma("unroll")
 #define BARRIER() __syncthreads()
 #define SHUFFLE(a, apart) __shfl_xor_sync(0xffffffffu, a, apart)
+#define SHUFFLE_FROM(a, lane) __shfl_sync(0xffffffffu, a, lane)
 #define HIGH_PRODUCT(a, b) __umulhi(a, b)
 #define BITS_OF_F32(a) ((u32)__float_as_int(a))
 #define F32_OF_BITS(a) __int_as_float((int)(a))
@@ -86,6 +87,7 @@ _HIP = f"""
 #define UNROLL _Pragma("unroll")
 #define BARRIER() __syncthreads()
 #define SHUFFLE(a, apart) __shfl_xor(a, apart, 32)
+#define SHUFFLE_FROM(a, lane) __shfl(a, lane, 32)
 #define HIGH_PRODUCT(a, b) __umulhi(a, b)
 #define BITS_OF_F32(a) ((u32)__float_as_int(a))
 #define F32_OF_BITS(a) __int_as_float((int)(a))
@@ -119,6 +121,7 @@ using namespace metal;
 #define UNROLL _Pragma("unroll")
 #define BARRIER() threadgroup_barrier(mem_flags::mem_threadgroup)
 #define SHUFFLE(a, apart) exchanged(a, (ushort)(apart))
+#define SHUFFLE_FROM(a, lane) fetched(a, (ushort)((lane) & 31))
 #define HIGH_PRODUCT(a, b) mulhi(a, b)
 #define BITS_OF_F32(a) as_type<u32>(a)
 #define F32_OF_BITS(a) as_type<f32>((u32)(a))
@@ -143,6 +146,14 @@ FUNCTION i64 exchanged(i64 a, ushort apart) {{
 }}
 FUNCTION u64 exchanged(u64 a, ushort apart) {{
   return as_type<u64>(simd_shuffle_xor(as_type<uint2>(a), apart));
+}}
+template<class T> FUNCTION T fetched(T a, ushort lane) {{ return simd_shuffle(a, lane); }}
+FUNCTION bool fetched(bool a, ushort lane) {{ return simd_shuffle((int)a, lane); }}
+FUNCTION i64 fetched(i64 a, ushort lane) {{
+  return as_type<i64>(simd_shuffle(as_type<uint2>(a), lane));
+}}
+FUNCTION u64 fetched(u64 a, ushort lane) {{
+  return as_type<u64>(simd_shuffle(as_type<uint2>(a), lane));
 }}
 """.replace("\n\n", "\n")
 _METAL_HALVES = f"""

@@ -1,25 +1,32 @@
 """Kernels over the edges of rows with many features: a thread takes a packet of them.
 
-What belongs to an edge alone, such as where it comes from, is read once and not for each feature;
-what all features of a packet share, such as the weight of an attention head, is computed once where
-packets are whole. The loads of several edges are under way before the first is used.
+What does not differ between features, such as where an edge comes from, or is the same for a share
+of them, such as the weight of an attention head, is computed once: for that, the lanes of a row are
+dealt out anew, over edges and shares instead of edges and packets. Lanes with features then ask
+those lanes. What one pass computes of edges and another needs stays on chip, of a row's first
+edges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
-from rtxarr.polygraph._index import Expr, names_in
+from rtxarr.polygraph._index import Div, Expr, Loaded, Symbol, names_in
 from rtxarr.polygraph._loops import Phase, Statement
 from rtxarr.polygraph.codegen import _operations as ops
-from rtxarr.polygraph.codegen._across import FOUND, Segments
+from rtxarr.polygraph.codegen._keep import keep_plan
 from rtxarr.polygraph.codegen._reductions import Reduction, reduction
+from rtxarr.polygraph.codegen._segments import THREADS, WARPS, Segments
 from rtxarr.polygraph.codegen._text import loaded_names
-from rtxarr.polygraph.codegen._writer import Writer, sources_of
+from rtxarr.polygraph.codegen._writer import Writer, power_of_two, sources_of, wanted
 
-EDGES = 4  # of a tile
-_HUB_WARPS = 16
-_SLOT = 8  # bytes of a value, at most
+EDGES = 4  # whose features a thread reads at once
+_KEPT = 8  # values of a thread that stay on chip
+_ROOM = 24 << 10  # bytes of a block for them
+
+EDGE, SHARE, FEATURE = range(3)  # what a value belongs to, beside its edge or row
 
 
 class Features(Segments):
@@ -27,297 +34,514 @@ class Features(Segments):
 
     def __init__(self, *args) -> None:
         super().__init__(*args)
-        texts, loops = self.texts, self.loops
-        self.by_feature: set[str] = set()  # names whose values differ between features
-        for s in loops.before:
-            self._classify(s)
-        for phase in loops.phases:
-            for s in phase.body:
-                self._classify(s)
-            self.by_feature |= {a.name for a in phase.accumulators if a.of in self.by_feature}
-            for s in phase.after:
-                self._classify(s)
-        # For the features of one edge, what belongs to the edge does not change.
-        texts.of_row |= {s.name for s in self._statements()} - self.by_feature
         self.lanes = Writer._lanes(self)
-        self.by_packet: set[str] = set()  # of those names, what is the same in a whole packet
-        for s in loops.before:
-            self._classify_packet(s)
-        for phase in loops.phases:
+        self.kind_of: dict[str, int] = {}
+        self.share = self._classify()  # features of a share, or 0
+        self.texts.of_row |= {name for name, kind in self.kind_of.items() if kind != FEATURE}
+        of_edges = [s for s in self._statements() if s.op != "store" and not self._wide(s.name)]
+        self.by_edges = bool(of_edges)  # lanes are dealt out over edges, too
+        self.batch = EDGES if self.share else EDGES // 2  # edges of such a lane at once
+        self.whole = True  # the text being written is for whole packets
+        self.asked: set[str] = set()  # values of shares that lanes with features have
+        self._plan_kept()
+
+    # ------------------------------------------------------------------------------ classes
+
+    def _classify(self) -> int:
+        """Fill ``kind_of``; return how many features a share has."""
+        same: dict[str, int] = {}  # 0, or n if the value is one for n features
+
+        def note(s: Statement) -> None:
+            places = [_sameness(a) for a in s.args if isinstance(a, Expr)]
+            same[s.name] = math.gcd(*places, *(same.get(n, 0) for n in sources_of(s)))
+
+        for s in self.loops.before:
+            note(s)
+        for phase in self.loops.phases:
             for s in phase.body:
-                self._classify_packet(s)
-            self.by_packet |= {a.name for a in phase.accumulators if a.of in self.by_packet}
+                if s.op != "store":
+                    note(s)
+            same |= {a.name: same.get(a.of, 0) for a in phase.accumulators}
             for s in phase.after:
-                self._classify_packet(s)
+                if s.op != "store":
+                    note(s)
+        shares = sorted({n for n in same.values() if n > 1})
+        share = math.gcd(*shares) if shares else 0
+        if shares and share < self.lanes:
+            share = next((n for n in shares if n >= self.lanes), 0)
+        for name, n in same.items():
+            is_share = n > 1 and share and n % share == 0
+            self.kind_of[name] = EDGE if n == 0 else SHARE if is_share else FEATURE
+        return share
 
-    def _classify(self, s: Statement) -> None:
-        own = any("f" in names_in(a) for a in s.args if isinstance(a, Expr))
-        if s.op != "store" and (own or self.by_feature.intersection(sources_of(s))):
-            self.by_feature.add(s.name)
+    def _wide(self, name: str) -> bool:
+        return self.kind_of[name] == FEATURE
 
-    def _classify_packet(self, s: Statement) -> None:
-        if s.name in self.by_feature:
-            places = [a for a in s.args if isinstance(a, Expr)]
-            values = self.by_feature.intersection(sources_of(s))
-            if values <= self.by_packet and all(self.packet_step(e) == 0 for e in places):
-                self.by_packet.add(s.name)
+    # -------------------------------------------------------------------------------- sizes
 
-    def packet_step(self, place: Expr) -> int | None:
-        return self.texts.step(place, "f")
-
-    def tile_size(self) -> str:
-        return f"along * {EDGES}"
-
-    def edges_of_tile(self) -> int:
-        return EDGES
-
-    def lanes_of_thread(self) -> int:
+    def features_of_thread(self) -> int:
         return self.lanes
 
-    def partial_bytes(self) -> int:
-        return FOUND + _HUB_WARPS * 32 * self.lanes * _SLOT
+    def edges_of_thread(self) -> int:
+        return EDGES
 
-    # ------------------------------------------------------------------------------ features
+    def widths(self) -> tuple[int, int]:
+        width, _ = super().widths()
+        return width, max(self._shares() // width, 1)
+
+    def _shares(self) -> int:
+        """Return the shares that the lanes of a row have, as a power of two."""
+        if not self.share:
+            return 1
+        slab = super().widths()[0] * self.lanes
+        whole = slab % self.share == 0 or self.loops.features <= slab
+        count = -(-min(slab, self.loops.features) // self.share)
+        return power_of_two(count if whole else count + 1)
+
+    def sizes(self) -> dict[str, int]:
+        return {
+            "share_bits": self._shares().bit_length() - 1,
+            "kept_at": self.partial_bytes() + THREADS,
+        }
+
+    def partial_bytes(self) -> int:
+        size = max((r.accumulator.dtype.itemsize for r in self.reductions), default=1)
+        lanes = max(self.widths()[0] * self.lanes, self._shares())
+        return WARPS * lanes * max(2 * size, 8)  # one reduction at a time
+
+    def shared_bytes(self) -> int:
+        return super().shared_bytes() + self.kept_bytes
+
+    def _plan_kept(self) -> None:
+        """Decide which values of edges and shares stay on chip, and where."""
+        slots, keeps = keep_plan(self.loops, self.texts, self.strict)
+        keeps = [{n: k for n, k in keep.items() if not self._wide(n)} for keep in keeps]
+        used = sorted({slot for keep in keeps for slot, *_ in keep.values()})
+        size = sum(slots[slot][0] for slot in used)
+        self.n_kept = max(self.batch, _KEPT if self.share else _KEPT // 2)
+        self.kept_bytes = size * self.n_kept * THREADS
+        if self.kept_bytes > _ROOM:
+            self.kept_bytes, used, keeps = 0, [], [{} for _ in keeps]
+        self.keeps = keeps
+        self.kept_slots = {slot: slots[slot] for slot in used}
+
+    # ------------------------------------------------------------------------------ threads
 
     def feature_lines(self) -> None:
-        out, d = self.out, self.dialect
-        out(
-            f"const Index first = (Index){d.block_y} * width * {self.lanes} "
-            f"+ (packed ? x * {self.lanes} : x);"
-        )
-        out("const Index apart = packed ? 1 : width;")
-        out("const Index feature = first;")
+        out, d, lanes = self.out, self.dialect, self.lanes
+        out(f"const Index slab = (Index){d.block_y} * width * {lanes};")
+        out(f"const Index feature = slab + (packed ? x * {lanes} : x);")
+        out("const Index member = thread & (team - 1), home = (thread & 31) - member;")
+        out(f"const Index warp = is_hub ? thread / 32 : 0, warps = is_hub ? {WARPS} : 1;")
+        out("const Index y_team = member >> width_bits, edges_at_once = team >> width_bits;")
+        if self.by_edges:
+            out("const Index edges = team >> share_bits;")  # that a team takes together
+            out("const Index own_edge = warp * edges + (member >> share_bits);")
+        else:
+            out(f"const Index edges = edges_at_once * {EDGES};")
+        if self.share:
+            divisor, n = self.texts.divisor(self.share), self.texts.number(self.share)
+            out(f"const Index share_0 = quotient(slab, {divisor});")
+            out("const Index own_share = share_0 + (member & (((Index)1 << share_bits) - 1));")
+            out(f"const Index f_of_share = own_share * {n};")
+            out("const Index f = f_of_share < features ? f_of_share : features - 1;")
+        offset = 0
+        for slot, (size, dtype) in self.kept_slots.items():
+            element = self.kept_type(dtype)
+            place = f"shared_memory + kept_at + {offset}"
+            out(f"SHARED {element}* const kept{slot} = (SHARED {element}*)({place}) + thread;")
+            offset += size * self.n_kept * THREADS
 
-    def _lane_lines(self) -> None:
-        self.out("const Index at = first + k * apart;")
-        self.out("const bool inside = at < features;")
-        self.out("const Index f = inside ? at : features - 1;")
+    def row_lines(self) -> None:
+        super().row_lines()
+        out = self.out
+        out("const Index last = count ? begin + count - 1 : 0;")
+        out("Index longest = end - begin;")  # of the rows of a warp, whose lanes stay together
+        with out.block("for (int apart = team; apart < 32; apart *= 2)"):
+            out("longest = #maximum(longest, #shuffled(longest, apart));")
 
-    def _bound(self, names: Sequence[str], where: dict[str, str]) -> None:
-        """Name the values of this lane and edge that ``names`` are."""
-        for name in dict.fromkeys(names):
-            if name in where:
-                self.out(f"const {self._type(name)} {name} = {where[name]};")
+    def row_passes(self) -> None:
+        """Write the passes for whole packets, and for features that lie apart."""
+        self.packed &= self.loops.features % self.lanes == 0 and self.share % self.lanes == 0
+        for whole in (True, False):
+            self.whole = whole
+            self.asked = set()
+            with self.out.block("if (packed)" if whole else "else"):
+                self._own_lines()
+                self.all_passes()
+
+    def _own_lines(self) -> None:
+        """Name the features of a thread, and the lanes that have their shares."""
+        out, lanes = self.out, self.lanes
+        share = f"quotient(at, {self.texts.divisor(self.share)}) - share_0" if self.share else "0"
+        if self.whole:
+            out("const Index at = feature < features ? feature : 0;")
+            out(f"const Index own = home + {share};")
+        else:
+            out(f"Index own[{lanes}];")
+            with out.unrolled("k", lanes):
+                self._feature_of_lane("at")
+                out(f"own[k] = home + {share};")
+
+    def _feature_of_lane(self, name: str = "f") -> None:
+        if self.whole:
+            self.out(f"const Index {name} = at + k;")
+        else:
+            self.out("const bool inside = feature + k * width < features;")
+            self.out(f"const Index {name} = inside ? feature + k * width : features - 1;")
+
+    @contextmanager
+    def _each_feature(self) -> Iterator[None]:
+        with self.out.unrolled("k", self.lanes):
+            self._feature_of_lane()
+            yield
 
     def _type(self, name: str) -> str:
         return ops.value(self.texts.dtypes[name])
 
-    def _of_row(self) -> dict[str, str]:
-        """Return where the values of rows that differ between features lie."""
-        of_row = {s.name for s in self.loops.before}
-        for phase in self.loops.phases:
-            of_row |= {a.name for a in phase.accumulators} | {s.name for s in phase.after}
-        return {name: f"{name}_f[k]" for name in of_row & self.by_feature}
-
     # ---------------------------------------------------------------------------------- rows
 
+    def _of_row(self) -> set[str]:
+        found = {s.name for s in self.loops.before}
+        for phase in self.loops.phases:
+            found |= {a.name for a in phase.accumulators} | {s.name for s in phase.after}
+        return found
+
+    def _ask(self, names: Iterable[str]) -> None:
+        """Give lanes with features the row's values of their shares."""
+        for name in dict.fromkeys(names):
+            if self.kind_of[name] == SHARE and name not in self.asked:
+                self.asked.add(name)
+                if self.whole:
+                    self.out(f"const {self._type(name)} {name}_own = #from_lane({name}, own);")
+                else:
+                    self.out(f"{self._type(name)} {name}_own[{self.lanes}];")
+                    with self.out.unrolled("k", self.lanes):
+                        self.out(f"{name}_own[k] = #from_lane({name}, own[k]);")
+
+    def _row_value(self, name: str) -> str:
+        """Return the text of a row's value for a lane with features, in its feature ``k``."""
+        if self._wide(name):
+            return f"{name}_f[k]"
+        if self.kind_of[name] == SHARE:
+            return f"{name}_own" if self.whole else f"{name}_own[k]"
+        return name
+
+    def _bind(self, names: Iterable[str], where: dict[str, str]) -> None:
+        for name in dict.fromkeys(names):
+            if where.get(name, name) != name:
+                self.out(f"const {self._type(name)} {name} = {where[name]};")
+
     def row_statements(self, statements: Sequence[Statement], *, stores: str = "live") -> None:
-        out, where = self.out, self._of_row()
-        for s in statements:
-            if s.op != "store" and s.name not in self.by_feature:
-                out(self.texts.let(s))
-        varying = [s for s in statements if s.op != "store" and s.name in self.by_feature]
+        out = self.out
         kept = [s for s in statements if s.op == "store"]
+        varying = [s for s in statements if s.op != "store" and self._wide(s.name)]
+        for s in statements:
+            if s.op != "store" and not self._wide(s.name):
+                out(self.texts.let(s))
+        if not varying and not kept:
+            return
+        own = {s.name for s in varying}
+        names = [n for s in (*varying, *kept) for n in sources_of(s) if n not in own]
+        self._ask(names)
+        where = {n: self._row_value(n) for n in names}
+        in_packets = [s for s in varying if self._is_packet(s) and own.isdisjoint(sources_of(s))]
         for s in varying:
             out(f"{self._type(s.name)} {s.name}_f[{self.lanes}];")
+            if s in in_packets:
+                self._load_packet(s, f"{s.name}_f", where)
         if varying:
-            with out.unrolled("k", self.lanes):
-                self._lane_lines()
-                names = [n for s in varying for n in sources_of(s)]
-                own = {s.name for s in varying}
-                self._bound([n for n in names if n not in own], where)
+            with self._each_feature():
+                self._bind([n for s in varying for n in sources_of(s)], where)
                 for s in varying:
-                    out(self.texts.let(s))
-                    out(f"{s.name}_f[k] = {s.name};")
+                    if s in in_packets:
+                        out(f"const {self._type(s.name)} {s.name} = {s.name}_f[k];")
+                    else:
+                        out(self.texts.let(s))
+                        out(f"{s.name}_f[k] = {s.name};")
         for s in kept:
-            self._store_row(s, where, stores)
+            self._store(s, "y == 0 && live", where | {n: f"{n}_f[k]" for n in own})
 
-    def _store_row(self, s: Statement, where: dict[str, str], stores: str) -> None:
+    def _is_packet(self, s: Statement) -> bool:
+        """Tell whether a load or store moves a whole packet, in the text for these."""
+        if s.op not in ("load", "store") or (s.op == "load" and s.args[2] is not None):
+            return False
+        if self.packet_step(s.args[1]) != 1:
+            return False
+        self._note_packet(s)
+        return self.whole
+
+    def packet_step(self, place: Expr) -> int | None:
+        return self.texts.step(place, "f")
+
+    def _load_packet(
+        self, s: Statement, target: str, where: dict[str, str], test: str = ""
+    ) -> None:
+        buffer, place, _ = s.args
+        with self.out.block(test):
+            self._bind(loaded_names(place), where)
+            self.out("const Index f = at;")
+            place_text = f"{buffer} + ({self.texts.expr(place)})"
+            self.out(f"#load_packet<{self.lanes}>({target}, {place_text}, {self.lanes});")
+
+    def _store(self, s: Statement, test: str, where: dict[str, str]) -> None:
+        """Write a value of each feature, a packet at once where that can be."""
         buffer, place, name = s.args
-        out, texts = self.out, self.texts
+        out = self.out
         value = where.get(name, name)
-        with out.block(f"if ({self.leader} && {stores})"):
-            packs = self.packet_step(place) == 1
-            if packs:
-                self._note_packet(s)
-                with out.block("if (packed)"):
-                    out(f"{self._type(name)} packet[{self.lanes}];")
-                    with out.unrolled("k", self.lanes):
-                        out(f"packet[k] = {value};")
-                    out("const Index f = first;")
-                    to = f"{buffer} + ({texts.expr(place)})"
-                    out(f"#store_packet<{self.lanes}>({to}, packet, features - first);")
-            with out.block("else") if packs else out.block(), out.unrolled("k", self.lanes):
-                self._lane_lines()
-                element = ops.stored(s.dtype)
-                out(f"if (inside) {buffer}[{texts.expr(place)}] = #Store<{element}>::of({value});")
+        with out.block(f"if ({test})"):
+            if self._is_packet(s):
+                out(f"{self._type(name)} packet[{self.lanes}];")
+                with out.unrolled("k", self.lanes):
+                    out(f"packet[k] = {value};")
+                out("const Index f = at;")
+                to = f"{buffer} + ({self.texts.expr(place)})"
+                out(f"#store_packet<{self.lanes}>({to}, packet, {self.lanes});")
+            else:
+                with self._each_feature():
+                    test = "" if self.whole else "if (inside) "
+                    element = ops.stored(s.dtype)
+                    to = f"{buffer}[{self.texts.expr(place)}]"
+                    out(f"{test}{to} = #Store<{element}>::of({value});")
 
     # --------------------------------------------------------------------------------- edges
 
     def body(self, number: int, phase: Phase) -> None:
         out = self.out
         reductions = [reduction(a) for a in phase.accumulators]
-        for r in reductions:
-            if self._is_wide(r):
-                out(f"{r.type} {r.running}[{self.lanes}];")
-                with out.unrolled("k", self.lanes):
-                    out(f"{r.running}[k] = {r.empty};")
-            else:
-                out(f"{r.type} {r.running} = {r.empty};")
+        narrow = [r for r in reductions if not self._wide(r.accumulator.of)]
+        wide = [r for r in reductions if self._wide(r.accumulator.of)]
+        for r in narrow:
+            out(f"{r.type} {r.running} = {r.empty};")
+        for r in wide:
+            out(f"{r.type} {r.running}[{self.lanes}];")
+            with out.unrolled("k", self.lanes):
+                out(f"{r.running}[k] = {r.empty};")
         if not phase.body and not reductions:
             return
-        shared = self.by_packet.intersection(s.name for s in phase.body)
-        for s in phase.body:
-            if s.name in shared:
-                for place in (a for a in s.args if isinstance(a, Expr)):
-                    self.packed &= self.texts.packs(place, "f", self.lanes)
-        with out.block(f"for (Index tile = begin; tile < end; tile += along * {EDGES})"):
-            if shared:
-                with out.block("if (packed)"):
-                    self._tile(phase.body, reductions, shared)
-                with out.block("else"):
-                    self._tile(phase.body, reductions, set())
-            else:
-                self._tile(phase.body, reductions, set())
+        of_edges = [s for s in phase.body if s.op != "store" and not self._wide(s.name)]
+        of_features = [s for s in phase.body if s not in of_edges]
+        told = {n for s in of_features for n in sources_of(s)} & {s.name for s in of_edges}
+        if of_features or wide:
+            used = [n for s in of_features for n in sources_of(s)]
+            used += [r.accumulator.of for r in wide]
+            rows = self._of_row()
+            self._ask(n for n in used if n in rows)
+        batch = self.batch if of_edges or narrow else 1
+        with out.block(f"for (Index lot = 0; lot * edges * warps < longest; lot += {batch})"):
+            if of_edges or narrow:
+                self._edges(number, of_edges, narrow, sorted(told))
+            if of_features or wide:
+                with out.unrolled("i", batch):
+                    self._features(of_features, wide, told)
 
-    def _is_wide(self, r: Reduction) -> bool:
-        return r.name in self.by_feature
+    def _edges(
+        self, number: int, body: list[Statement], narrow: list[Reduction], told: list[str]
+    ) -> None:
+        """Let lanes compute what belongs to edges and shares, ``batch`` edges each."""
+        out, batch = self.out, self.batch
+        keeps = self.keeps[number]
+        kept = {n: slot for n, (slot, made, _) in keeps.items() if made != number}
+        keep = {n: slot for n, (slot, made, _) in keeps.items() if made == number}
+        for name in told:
+            out(f"{self._type(name)} {name}_e[{batch}];")
+        reads = {*told, *keep, *(r.accumulator.of for r in narrow)}
+
+        def each(held: dict[str, int]) -> None:
+            with out.unrolled("i", batch):
+                out("const Index place = begin + (lot + i) * edges * warps + own_edge;")
+                out("const bool valid = place < end;")
+                out("const Index c = valid ? place : last;")
+                for s in wanted(body, held, reads):
+                    if s.name in held:
+                        where = f"kept{held[s.name]}[(lot + i) * {THREADS}]"
+                        out(f"const {self._type(s.name)} {s.name} = #value({where});")
+                    else:
+                        out(self.texts.let(s))
+                for name in told:
+                    out(f"{name}_e[i] = {name};")
+                for name, slot in keep.items():
+                    element = self.kept_type(self.texts.dtypes[name])
+                    where = f"kept{slot}[(lot + i) * {THREADS}]"
+                    stored = f"{where} = #Store<{element}>::of({name});"
+                    out(f"if (lot + i < {self.n_kept}) {stored}")
+                for r in narrow:
+                    total = r.combine(r.running, r.element("c"))
+                    out(f"if (valid) {r.running} = {total};")
+
+        if kept:
+            with out.block(f"if (lot + {batch} <= {self.n_kept})"):
+                each(kept)
+            with out.block("else"):
+                each({})
+        else:
+            each({})
+
+    def _features(self, body: list[Statement], wide: list[Reduction], told: set[str]) -> None:
+        """Go over the edges of lot ``i``, for all features of each."""
+        out, lanes = self.out, self.lanes
+        rows = self._of_row()
+        where = {n: self._row_value(n) for s in body for n in sources_of(s) if n in rows}
+        where |= {r.accumulator.of: self._row_value(r.accumulator.of) for r in wide
+                  if r.accumulator.of in rows}  # fmt: skip
+        known = told | rows
+        loads = [s for s in body if s.op == "load" and s.args[2] is None]
+        loads = [s for s in loads if all(n in known and not self._wide(n) for n in sources_of(s))]
+        if not self.whole:  # a lane's features have several shares
+            shares = {n for n in (*told, *where) if self.kind_of[n] == SHARE}
+            loads = [s for s in loads if shares.isdisjoint(sources_of(s))]
+        others = [s for s in body if s not in loads]
+        first = list(dict.fromkeys(n for s in loads for n in sources_of(s) if n in told))
+        later = [n for s in others for n in sources_of(s) if n in told and n not in first]
+        later = list(dict.fromkeys(later))
+        out("const Index base = ((lot + i) * warps + warp) * edges;")
+        loop = "for (Index e = 0; e < edges && base + e < longest; e += edges_at_once * "
+        with out.block(f"{loop}{EDGES})"):
+            for n in first:
+                out(f"{self._type(n)} {n}_j[{EDGES}];")
+            for s in loads:
+                out(f"{self._type(s.name)} {s.name}_at[{EDGES}][{lanes}];")
+            if loads:
+                with out.unrolled("j", EDGES):
+                    self._edge_lines()
+                    for n in first:
+                        out(f"{n}_j[j] = {self._told(n)};")
+                    of_edge = where | {n: f"{n}_j[j]" for n in first}
+                    for s in loads:
+                        self._load(s, of_edge)
+            with out.unrolled("j", EDGES):
+                self._edge_lines()
+                self._bind(first, {n: f"{n}_j[j]" for n in first})
+                apart = [n for n in later if not self.whole and self.kind_of[n] == SHARE]
+                for n in later:
+                    if n not in apart:
+                        out(f"const {self._type(n)} {n} = {self._told(n)};")
+                self._values(others, loads, wide, where, apart)
+
+    def _values(
+        self,
+        body: list[Statement],
+        loads: list[Statement],
+        wide: list[Reduction],
+        where: dict[str, str],
+        apart: list[str],
+    ) -> None:
+        """Compute the values of all features of edge ``j``, add them up and store them."""
+        out = self.out
+        stores = [s for s in body if s.op == "store"]
+        in_packets = [s for s in stores if self._is_packet(s)]
+        for s in in_packets:
+            out(f"{self._type(s.args[2])} {s.args[0]}_at[{self.lanes}];")
+        with self._each_feature():
+            for n in apart:
+                out(f"const {self._type(n)} {n} = {self._told(n)};")
+            own = {s.name for s in body if s.op != "store"}
+            names = [n for s in body for n in sources_of(s)] + [r.accumulator.of for r in wide]
+            read = {s.name: f"{s.name}_at[j][k]" for s in loads}
+            self._bind([n for n in names if n not in own], where | read)
+            for s in body:
+                if s.op != "store":
+                    out(self.texts.let(s))
+                elif s in in_packets:
+                    out(f"{s.args[0]}_at[k] = {s.args[2]};")
+                else:
+                    test = "valid && live" if self.whole else "valid && live && inside"
+                    out(f"if ({test}) {self.texts.store(s)}")
+            for r in wide:
+                total = r.combine(f"{r.running}[k]", r.element("c"))
+                out(f"if (valid) {r.running}[k] = {total};")
+        for s in in_packets:
+            self._store(s, "valid && live", {s.args[2]: f"{s.args[0]}_at[k]"})
 
     def _edge_lines(self) -> None:
-        self.out("const Index place = tile + j * along + y;")
-        self.out("const bool valid = place < end;")
-        self.out("const Index c = valid ? place : end - 1;")
-
-    def _tile(
-        self, body: Sequence[Statement], reductions: Sequence[Reduction], shared: set[str]
-    ) -> None:
-        """Write one tile: values of edges, loads of features, then the features of each edge.
-
-        ``shared`` has the names that are computed once for a packet.
-        """
         out = self.out
-        of_edges = [s for s in body if s.op != "store" and s.name not in self.by_feature]
-        known = {s.name for s in of_edges} | {s.name for s in self.loops.before}
-        known -= self.by_feature
-        loads = [s for s in body if s.op == "load" and s.name in self.by_feature]
-        loads = [s for s in loads if s.args[2] is None and known.issuperset(sources_of(s))]
-        edge = {s.name: f"{s.name}_e[j]" for s in of_edges}
-        lane = self._of_row() | {s.name: f"{s.name}_at[j][k]" for s in loads}
-        once = {n: place.replace("[k]", "[0]") for n, place in lane.items()}
-        for s in of_edges:
-            out(f"{self._type(s.name)} {s.name}_e[{EDGES}];")
-        for s in loads:
-            out(f"{self._type(s.name)} {s.name}_at[{EDGES}][{self.lanes}];")
-        if of_edges:
-            with out.unrolled("j", EDGES):
-                self._edge_lines()
-                for s in of_edges:
-                    out(self.texts.let(s))
-                    out(f"{s.name}_e[j] = {s.name};")
-        if loads:
-            with out.unrolled("j", EDGES):
-                self._edge_lines()
-                self._bound([n for s in loads for n in loaded_names(s.args[1])], edge)
-                for s in loads:
-                    self._load(s)
-        with out.unrolled("j", EDGES):
-            self._edge_lines()
-            of_packet = [s for s in body if s.name in shared]
-            if of_packet:
-                out("const Index f = first;")
-                names = [n for s in of_packet for n in (s.name, *sources_of(s))]
-                own = {s.name for s in of_packet if s not in loads}
-                self._bound([n for n in names if n not in own], edge | once)
-                for s in of_packet:
-                    if s not in loads:
-                        out(self.texts.let(s))
-            bound = {n for s in of_packet for n in (s.name, *sources_of(s))}
-            inner = [s for s in body if s.op == "store" or s.name in self.by_feature - shared]
-            own = {s.name for s in inner} - {s.name for s in loads}
-            names = [n for s in inner if s not in loads for n in (*sources_of(s), *_stored(s))]
-            names += [r.accumulator.of for r in reductions]
-            names = [n for n in names if n not in own and n not in bound]
-            self._bound(names, edge)
-            for r in reductions:
-                if not self._is_wide(r):
-                    total = r.combine(r.running, r.accumulator.of)
-                    out(f"if (valid) {r.running} = {total};")
-            with out.unrolled("k", self.lanes):
-                self._lane_lines()
-                self._bound(names, lane)
-                for s in inner:
-                    if s.op == "store":
-                        out(f"if (valid && inside) {self.texts.store(s)}")
-                    elif s not in loads:
-                        out(self.texts.let(s))
-                for r in reductions:
-                    if self._is_wide(r):
-                        a = f"{r.running}[k]"
-                        out(f"if (valid) {a} = {r.combine(a, r.accumulator.of)};")
+        out("const Index slot = e + j * edges_at_once + y_team;")
+        out("const Index place = begin + base + slot;")
+        out("const bool valid = slot < edges && place < end;")
+        out("const Index c = valid ? place : last;")
+        if self.by_edges:
+            out("const Index from = slot << share_bits;")
 
-    def _load(self, s: Statement) -> None:
-        """Read one value, or a packet, of edge ``j``."""
-        buffer, place, _ = s.args
-        out, texts, target = self.out, self.texts, f"{s.name}_at[j]"
-        step = self.packet_step(place)
-        if step is not None:
-            self._note_packet(s)
-            with out.block("if (packed)"):
-                out("const Index f = first;")
-                if step == 1:
-                    at = f"{buffer} + ({texts.expr(place)})"
-                    out(f"#load_packet<{self.lanes}>({target}, {at}, features - first);")
-                else:
-                    out(f"const {self._type(s.name)} same = {texts.value_of(s)};")
-                    with out.unrolled("k", self.lanes):
-                        out(f"{target}[k] = same;")
-        with out.block("else") if step is not None else out.block(), out.unrolled("k", self.lanes):
-            self._lane_lines()
-            out(f"{target}[k] = {texts.value_of(s)};")
+    def _told(self, name: str) -> str:
+        """Return the text for an edge's value that another lane has."""
+        if self.whole:
+            return f"#from_lane({name}_e[i], own + from)"
+        lane = "own[k]" if self.kind_of[name] == SHARE else "home"
+        return f"#from_lane({name}_e[i], {lane} + from)"
+
+    def _load(self, s: Statement, where: dict[str, str]) -> None:
+        """Read the features of edge ``j``."""
+        out, target = self.out, f"{s.name}_at[j]"
+        if self._is_packet(s):
+            with out.unrolled("k", self.lanes):
+                out(f"{target}[k] = {ops.zero(s.dtype)};")
+            self._load_packet(s, target, where, "if (valid)")
+        else:
+            with self._each_feature():
+                self._bind(sources_of(s), where)
+                out(f"{target}[k] = {self.texts.value_of(s)};")
 
     # ----------------------------------------------------------------------------- combining
 
     def totals(self, phase: Phase, *, results: bool = True) -> None:
+        out = self.out
         for r in (reduction(a) for a in phase.accumulators):
-            if self._is_wide(r):
-                self._combine_wide(r)
-                self.out(f"{self._type(r.name)} {r.name}_f[{self.lanes}];")
-                with self.out.unrolled("k", self.lanes):
-                    self.out(f"const {r.type} {r.running}_k = {r.running}[k];")
-                    self.out(r.result().replace(r.running, f"{r.running}_k"))
-                    self.out(f"{r.name}_f[k] = {r.name};")
-            else:
-                self.combine([r])
-                self.out(r.result())
+            if not self._wide(r.accumulator.of):
+                shares = "((Index)1 << share_bits)"
+                self._combine(r, shares, f"(member & ({shares} - 1))", 1)
+                out(r.result())
+                continue
+            self._combine(r, "width", "x", self.lanes)
+            out(f"{self._type(r.name)} {r.name}_f[{self.lanes}];")
+            with out.unrolled("k", self.lanes):
+                out(f"const {r.type} {r.running}_k = {r.running}[k];")
+                out(r.result().replace(r.running, f"{r.running}_k"))
+                out(f"{r.name}_f[k] = {r.name};")
 
-    def _combine_wide(self, r: Reduction) -> None:
-        out, lanes = self.out, self.lanes
-        group = "width * along"
-        lines = f"for (int to = width; to < ({group} < 32 ? {group} : 32); to *= 2)"
-        with out.block(lines), out.unrolled("k", lanes):
-            a = f"{r.running}[k]"
-            out(f"{a} = {r.combine(a, f'#shuffled({a}, to)')};")
-        with out.block(f"if ({group} > 32)"):
-            out("const Index warps = width * along / 32;")
-            out(
-                f"SHARED {r.type}* const of = "
-                f"(SHARED {r.type}*)(shared_memory + {FOUND}) + x * {lanes};"
-            )
-            with out.block("if (thread % 32 < width)"), out.unrolled("k", lanes):
-                out(f"of[thread / 32 * width * {lanes} + k] = {r.running}[k];")
+    def _combine(self, r: Reduction, width: str, x: str, lanes: int) -> None:
+        """Combine a team's values by shuffles; then a hub's teams, in order."""
+        out = self.out
+        a = r.running if lanes == 1 else f"{r.running}[k]"
+
+        @contextmanager
+        def each():
+            if lanes == 1:
+                yield
+            else:
+                with out.unrolled("k", lanes):
+                    yield
+
+        with out.block(f"for (int apart = {width}; apart < team; apart *= 2)"), each():
+            out(f"{a} = {r.combine(a, f'#shuffled({a}, apart)')};")
+        with out.block("if (is_hub)"):
+            at = "0" if lanes == 1 else "k"
+            out(f"SHARED {r.type}* const of = (SHARED {r.type}*)shared_memory + {x} * {lanes};")
+            with out.block(f"if (member < {width})"), each():
+                out(f"of[warp * {width} * {lanes} + {at}] = {a};")
             out("BARRIER();")
-            with out.unrolled("k", lanes):
-                out(f"{r.running}[k] = of[k];")
-            with out.block("for (Index warp = 1; warp < warps; ++warp)"), out.unrolled("k", lanes):
-                a, b = f"{r.running}[k]", f"of[warp * width * {lanes} + k]"
-                out(f"{a} = {r.combine(a, b)};")
+            with each():
+                out(f"{a} = of[{at}];")
+            with out.block(f"for (Index other = 1; other < {WARPS}; ++other)"), each():
+                out(f"{a} = {r.combine(a, f'of[other * {width} * {lanes} + {at}]')};")
             out("BARRIER();")  # the next one takes the same place
 
-    def combine(self, reductions: Sequence[Reduction]) -> None:
-        super().combine(reductions)
-        with self.out.block("if (width * along > 32)"):
-            self.out("BARRIER();")
 
-
-def _stored(s: Statement) -> list[str]:
-    return [s.args[2]] if s.op == "store" else []
+def _sameness(e: Expr) -> int:
+    """Return ``n`` if ``e`` depends on the feature by ``f // n`` alone; 0 if not at all."""
+    if "f" not in names_in(e):
+        return 0
+    found = 0
+    for atom, _ in e.terms:
+        if isinstance(atom, Loaded):
+            continue
+        if isinstance(atom, Symbol):
+            found = math.gcd(found, int(atom.name == "f"))
+            continue
+        inner = atom.numerator
+        if isinstance(atom, Div) and inner.offset == 0 and len(inner.terms) == 1:
+            ((symbol, factor),) = inner.terms
+            if isinstance(symbol, Symbol) and symbol.name == "f" and factor == 1:
+                found = math.gcd(found, atom.divisor)
+                continue
+        found = math.gcd(found, _sameness(inner))
+    return found

@@ -5,8 +5,9 @@
 * rows (``_rows``): 1 to 1024 threads share a row, short rows share a block. What a later pass needs
   of an earlier one stays in shared memory where the row fits; each thread reads there only what it
   wrote, so the only barriers are those of the reductions.
-* columns and segments (``_across``): neighbouring threads take neighbouring results, and several
-  share what is reduced for each. Of many features (``_features``) a thread takes a packet.
+* columns: neighbouring threads take neighbouring results, and several share what is reduced.
+* segments (``_segments``): part of a warp has a row. Of many features (``_features``) a thread
+  takes a packet; what they share is computed once, by lanes dealt out over edges.
 
 Threads combine by shuffles, then warps in order, so equal inputs give equal bits. Few long rows (or
 columns) are cut into chunks: each pass is then a launch, and the next combines the chunks in order.
@@ -15,10 +16,11 @@ columns) are cut into chunks: each pass is then a launch, and the next combines 
 from __future__ import annotations
 
 from rtxarr.polygraph._loops import Loops
-from rtxarr.polygraph.codegen._across import Columns, Segments
+from rtxarr.polygraph.codegen._across import Columns
 from rtxarr.polygraph.codegen._dialects import Dialect
 from rtxarr.polygraph.codegen._features import Features
 from rtxarr.polygraph.codegen._rows import Rows
+from rtxarr.polygraph.codegen._segments import Segments
 from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel
 from rtxarr.polygraph.codegen._tiles import Tiles, sides_of
 from rtxarr.polygraph.codegen._writer import Entry, Writer

@@ -304,6 +304,20 @@ FUNCTION c128 shuffled(c128 a, int apart) {
   return c128{SHUFFLE(a.re, apart), SHUFFLE(a.im, apart)};
 }
 """,
+    # What another lane has.
+    "from_lane": """
+template<class T> FUNCTION T from_lane(T a, int lane) { return SHUFFLE_FROM(a, lane); }
+""",
+    "from_lane_c64": """
+FUNCTION c64 from_lane(c64 a, int lane) {
+  return c64{SHUFFLE_FROM(a.re, lane), SHUFFLE_FROM(a.im, lane)};
+}
+""",
+    "from_lane_c128": """
+FUNCTION c128 from_lane(c128 a, int lane) {
+  return c128{SHUFFLE_FROM(a.re, lane), SHUFFLE_FROM(a.im, lane)};
+}
+""",
     "Found": """
 template<class T> struct Found { T number; Index at; };  // nothing while `at` is negative
 template<class T> FUNCTION Found<T> shuffled(Found<T> a, int apart) {

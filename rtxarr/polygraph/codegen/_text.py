@@ -291,9 +291,9 @@ class Texts:
             if name in types:
                 names |= {f"value_{short}"} if "value" in names else set()
                 names |= {f"Store_{short}"} if "Store" in names else set()
-        if "shuffled" in names:
+        for exchange in names & {"shuffled", "from_lane"}:
             complex_ = (("complex64", "c64"), ("complex128", "c128"))
-            names |= {f"shuffled_{short}" for name, short in complex_ if name in types}
+            names |= {f"{exchange}_{short}" for name, short in complex_ if name in types}
         if "Divisor " in text:
             names.add("Divisor_wide" if self.wide else "Divisor")
         return tuple(sorted(names))

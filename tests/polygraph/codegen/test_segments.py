@@ -130,32 +130,36 @@ def test_one_kernel_gives_what_the_interpreter_does(name, which):
         assert_close(got, want, **loose)
 
 
-def test_hubs_have_a_launch_of_their_own():
-    backend = EmulatorBackend()
-
-    def launches(degrees):
-        graph, _ = messages("sum", degrees, 8, "float32")
-        (step,) = Program(graph, backend).steps
-        return backend.generate(step.loops).launches
-
-    few, hubs = launches([3, 0, 5]), launches(DEGREES["hubs"])
-    assert len(few) == 1 and len(hubs) == 2
-    assert hubs[0].name == hubs[1].name == few[0].name  # one text
-    assert hubs[1].block == (512, 1)
+def launch_of(degrees, features=8):
+    graph, _ = messages("sum", degrees, features, "float32")
+    (step,) = Program(graph, EmulatorBackend()).steps
+    (launch,) = EmulatorBackend().generate(step.loops).launches
+    numbers = {a.name: a.value for a in launch.arguments if a.kind == "number"}
+    return launch, numbers
 
 
-def test_blocks_that_take_several_hubs(monkeypatch):
-    monkeypatch.setattr("rtxarr.polygraph.codegen._across._HUB_BLOCKS", 3)
+def test_hubs_have_blocks_of_their_own():
+    few, numbers = launch_of([3, 0, 5])
+    assert few.grid == (1, 1) and numbers["hub_blocks"] == 0
+    launch, numbers = launch_of(DEGREES["hubs"])
+    assert numbers["hub_blocks"] == len(DEGREES["hubs"]) and launch.name == few.name
+    assert launch.grid[0] == numbers["hub_blocks"] + 3  # of 17 rows, 8 have a block
+    many, numbers = launch_of([20] * 50_000)
+    assert numbers["hub_blocks"] == 1024 and many.name == few.name
+
+
+@pytest.mark.parametrize("features", [1, 8])
+def test_blocks_that_take_several_hubs(monkeypatch, features):
+    monkeypatch.setattr("rtxarr.polygraph.codegen._segments._HUB_BLOCKS", 3)
+    monkeypatch.setattr("rtxarr.polygraph.codegen._segments._HUB", 2)
+    degrees = [*DEGREES["hubs"], *([1, 2, 0] * 300)]  # more than a block looks at in one go
     backend = EmulatorBackend(seeds=(0, 1))
-    for features in (1, 8):
-        graph, edges = attention(DEGREES["hubs"], features, "float64")
-        program = Program(graph, backend)
-        (step,) = program.steps
-        assert backend.generate(step.loops).launches[1].grid[0] < edges.n_rows
-        rng = np.random.default_rng(1)
-        arrays = [rng.standard_normal(n.shape) for n in graph.inputs[:-2]] + edges.arrays
-        (want,) = _interpret.run(graph, arrays, np)
-        assert_close(program(*arrays)[0], want)
+    graph, edges = attention(degrees, features, "float64")
+    program = Program(graph, backend)
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal(n.shape) for n in graph.inputs[:-2]] + edges.arrays
+    (want,) = _interpret.run(graph, arrays, np)
+    assert_close(program(*arrays)[0], want)
 
 
 def test_packets_of_features_are_whole_where_they_can_be():

@@ -36,6 +36,7 @@ template<class T> static inline T __shfl_sync(unsigned, T a, int lane) {
   gpu_exchange(&out, &a, sizeof(T), lane & 31);
   return out;
 }
+template<class T> static inline T __shfl(T a, int lane, int) { return __shfl_sync(0, a, lane); }
 
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((uint64_t)a * b) >> 32); }
 template<class To, class From> static inline To gpu_bits(From a) {

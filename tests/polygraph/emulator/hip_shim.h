@@ -13,6 +13,7 @@ struct Axis { unsigned x, y, z; };
 #define blockDim Axis{__builtin_amdgcn_workgroup_size_x(), __builtin_amdgcn_workgroup_size_y(), 1}
 #define __syncthreads() __builtin_amdgcn_s_barrier()
 template<class T> __device__ T __shfl_xor(T a, int apart, int width);
+template<class T> __device__ T __shfl(T a, int lane, int width);
 __device__ inline unsigned __umulhi(unsigned a, unsigned b) {
   return ((unsigned long long)a * b) >> 32;
 }

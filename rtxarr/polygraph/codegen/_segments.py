@@ -1,0 +1,177 @@
+"""Kernels over the edges of rows: results are features of a row, which share its edges.
+
+A row has part of a warp. Rows of many edges, hubs, have a block each: the first blocks of a launch
+look for them, and the others leave them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rtxarr.polygraph._index import Expr
+from rtxarr.polygraph._loops import Statement
+from rtxarr.polygraph.codegen._reductions import Reduction
+from rtxarr.polygraph.codegen._rows import SLOT, Passes
+from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel
+from rtxarr.polygraph.codegen._writer import FULL, Entry, power_of_two
+
+THREADS = 256  # of a block
+WARPS = THREADS // 32
+_HUB = 256  # edges from which on a row can be a hub
+_HUB_BLOCKS = 1024
+
+
+class Segments(Passes):
+    """For few features: a thread takes one of them.
+
+    A group of ``width * along`` threads has a row: ``x`` tells its features apart, ``y`` shares its
+    edges. It is part of a warp, or a block.
+    """
+
+    kind = "segments"
+    leader = "y == 0"
+    lane, lanes_of_row = "y", "along"
+
+    def run(self) -> Kernel:
+        loops = self.loops
+        rows, features = loops.rows, loops.features
+        degree = loops.cols // rows + 1
+        # Few rows have a block each, however many edges they have.
+        hub = _HUB if rows * 32 < FULL else max(_HUB, 4 * degree)
+        hub_blocks = min(rows, _HUB_BLOCKS) if loops.cols >= hub else 0
+        width, least = self.widths()
+        along = max(min(power_of_two(-(-degree // self.edges_of_thread())), 32 // width), least)
+        self.thread_lines()
+        with self.out.block("for (Index row = row_0; row < past; row += apart_rows, ++turn)"):
+            self.hub_lines()
+            self.row_lines()
+            self.row_passes()
+            self.out("if (is_hub) BARRIER();")  # the next row's values take the same place
+        sizes = {
+            "rows": rows, "features": features, "width_bits": width.bit_length() - 1,
+            "along_bits": along.bit_length() - 1, "hub": hub, "hub_blocks": hub_blocks,
+            "flags_at": self.partial_bytes(), **self.sizes(),
+        }  # fmt: skip
+        arguments = [Argument("number", "Index", name, n) for name, n in sizes.items()]
+        blocks = hub_blocks + -(-rows // (THREADS // (width * along)))
+        grid = blocks, -(-features // (width * self.features_of_thread()))
+        shared = self.shared_bytes()
+        entry = Entry("segments", self.out, grid, (THREADS, 1), shared, arguments, THREADS)
+        return self.finish([entry])
+
+    # -------------------------------------------------------------------------------- sizes
+
+    def _lanes(self) -> int:
+        """Return the edges of a packet, which lie ``along`` apart: more where they are small."""
+        loops, buffers = self.loops, self.texts.buffers
+        read = [buffers[s.args[0]] for s in self._statements() if s.op == "load"]
+        sizes = [b.dtype.itemsize for b in read if 2 * b.node.size >= loops.rows * loops.cols]
+        return 8 if max(sizes, default=4) <= 2 else 4
+
+    def _in_packets(self, s: Statement) -> bool:
+        return False
+
+    def packet_step(self, place: Expr) -> int | None:
+        return None
+
+    def features_of_thread(self) -> int:
+        return 1
+
+    def edges_of_thread(self) -> int:
+        """Return the edges that keep a thread busy."""
+        return BATCH * self.lanes
+
+    def widths(self) -> tuple[int, int]:
+        """Return the threads for the features of an edge, and how many edges a row's take."""
+        packets = -(-self.loops.features // self.features_of_thread())
+        return min(power_of_two(packets), 32), 1
+
+    def sizes(self) -> dict[str, int]:
+        """Return further numbers that the text names."""
+        return {}
+
+    def partial_bytes(self) -> int:
+        return WARPS * self.widths()[0] * SLOT * len(self.reductions)
+
+    def shared_bytes(self) -> int:
+        """Return the bytes on chip: values of warps, then which rows are hubs."""
+        return self.partial_bytes() + THREADS
+
+    def tile_size(self) -> str:
+        return f"along * {BATCH * self.lanes}"
+
+    def first_and_packet(self) -> tuple[str, str]:
+        packet = f"((tile / {self.lanes} + j * along + y) * width + x) * {self.lanes}"
+        return f"tile + j * along * {self.lanes} + y", packet
+
+    def partial_slot(self, chunk: str) -> str:
+        return f"{chunk} * rows + r"
+
+    # --------------------------------------------------------------------------------- rows
+
+    def row_passes(self) -> None:
+        self.all_passes()
+
+    def feature_lines(self) -> None:
+        self.out(f"const Index feature = (Index){self.dialect.block_y} * width + x;")
+        self.out("const Index f = feature < features ? feature : features - 1;")
+
+    def thread_lines(self) -> None:
+        out, d = self.out, self.dialect
+        out(d.shared_memory)
+        out(f"const Index thread = {d.thread_x}, block = {d.block_x};")
+        out("const bool is_hub = block < hub_blocks;")
+        out(f"const Index bits = is_hub ? {THREADS.bit_length() - 1} : width_bits + along_bits;")
+        out("const Index width = (Index)1 << width_bits, along = (Index)1 << (bits - width_bits);")
+        out("const Index x = thread & (width - 1), y = (thread >> width_bits) & (along - 1);")
+        out("const Index team = is_hub ? 32 : width * along;")  # lanes of a warp that have a row
+        out("const Index step = along;")
+        out(f"const Index own_row = (block - hub_blocks) * ({THREADS} >> bits) + (thread >> bits);")
+        out("const Index row_0 = is_hub ? block : own_row, past = is_hub ? rows : own_row + 1;")
+        out("const Index apart_rows = is_hub ? hub_blocks : 1;")
+        out("SHARED u8* const hubs = (SHARED u8*)(shared_memory + flags_at);")
+        out("Index turn = 0;")
+        self.feature_lines()
+
+    def hub_lines(self) -> None:
+        """Let a block for hubs leave out other rows; its threads look ahead, at one row each."""
+        out, indptr = self.out, self.loops.indptr
+        with out.block("if (is_hub)"):
+            with out.block(f"if ((turn & {THREADS - 1}) == 0)"):
+                out("BARRIER();")
+                out("const Index mine = row + thread * hub_blocks;")
+                is_one = f"{indptr}[mine + 1] - {indptr}[mine] >= hub"
+                out(f"hubs[thread] = mine < rows && {is_one};")
+                out("BARRIER();")
+            out(f"if (!hubs[turn & {THREADS - 1}]) continue;")
+
+    def row_lines(self) -> None:
+        out, indptr = self.out, self.loops.indptr
+        out("const Index r = row < rows ? row : rows - 1;")
+        out(f"const Index begin = (Index){indptr}[r], count = (Index){indptr}[r + 1] - begin;")
+        out("const bool in_turn = row < rows && (is_hub || count < hub);")
+        out("const bool live = in_turn && feature < features;")
+        out("const Index end = in_turn ? begin + count : begin;")
+
+    def combine(self, reductions: Sequence[Reduction]) -> None:
+        out = self.out
+        with out.block("for (int apart = width; apart < team; apart *= 2)"):
+            for r in reductions:
+                out(f"{r.running} = {r.combine(r.running, f'#shuffled({r.running}, apart)')};")
+        with out.block("if (is_hub)"):
+            for r in reductions:
+                number = [x.name for x in self.reductions].index(r.name)
+                place = f"{number * SLOT * WARPS} * width"
+                out(
+                    f"SHARED {r.type}* const {r.name}_of = "
+                    f"(SHARED {r.type}*)(shared_memory + {place}) + x;"
+                )
+            with out.block("if (thread % 32 < width)"):
+                for r in reductions:
+                    out(f"{r.name}_of[thread / 32 * width] = {r.running};")
+            out("BARRIER();")
+            for r in reductions:
+                out(f"{r.running} = {r.name}_of[0];")
+            with out.block(f"for (Index warp = 1; warp < {WARPS}; ++warp)"):
+                for r in reductions:
+                    out(f"{r.running} = {r.combine(r.running, f'{r.name}_of[warp * width]')};")
