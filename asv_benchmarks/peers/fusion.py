@@ -21,7 +21,7 @@ import numpy as np
 import rtxarr as rx
 from rtxarr.polygraph import _cache, _cuda_backend
 from rtxarr.polygraph._cuda_backend import CudaBackend
-from rtxarr.polygraph.codegen import _across, _kernels, _nvrtc, _rows, _writer
+from rtxarr.polygraph.codegen import _kernels, _nvrtc, _rows, _segments, _writer
 from rtxarr.polygraph.codegen._text import number_bytes
 
 # ---------------------------------------------------------------------- the functions, once for all
@@ -258,7 +258,7 @@ def many_shapes(options):
 @contextlib.contextmanager
 def chosen(batch, factor):
     """Let threads take ``batch`` packets at once, and ``factor`` times as many share a row."""
-    modules = (_kernels, _rows, _across, _writer)
+    modules = (_kernels, _rows, _segments, _writer)
     before, shape_of = _kernels.BATCH, _rows.Rows.shape
 
     def shape(self):

@@ -5,7 +5,7 @@
 * rows (``_rows``): 1 to 1024 threads share a row, short rows share a block. What a later pass needs
   of an earlier one stays in shared memory where the row fits; each thread reads there only what it
   wrote, so the only barriers are those of the reductions.
-* columns: neighbouring threads take neighbouring results, and several share what is reduced.
+* columns (``_columns``): a thread takes a packet of neighbouring columns, several share each.
 * segments (``_segments``): part of a warp has a row. Of many features (``_features``) a thread
   takes a packet; what they share is computed once, by lanes dealt out over edges.
 
@@ -16,7 +16,7 @@ columns) are cut into chunks: each pass is then a launch, and the next combines 
 from __future__ import annotations
 
 from rtxarr.polygraph._loops import Loops
-from rtxarr.polygraph.codegen._across import Columns
+from rtxarr.polygraph.codegen._columns import Columns
 from rtxarr.polygraph.codegen._dialects import Dialect
 from rtxarr.polygraph.codegen._features import Features
 from rtxarr.polygraph.codegen._rows import Rows
