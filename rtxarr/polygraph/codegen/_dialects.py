@@ -36,6 +36,7 @@ FUNCTION u16 bfloat_bits(f32 a) {
   return a != a ? 0x7fff : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 FUNCTION f32 bfloat_value(u16 bits) { return F32_OF_BITS((u32)bits << 16); }
+FUNCTION f32 bfloat_rounded(f32 a) { return bfloat_value(bfloat_bits(a)); }
 """
 
 _CUDA = f"""
@@ -63,6 +64,7 @@ FUNCTION f32 rough_reciprocal(f32 b) {{
 #define RECIPROCAL(b) rough_reciprocal(b)
 #endif
 """.replace("\n\n", "\n")
+# Of the conversions to bfloat16, that of a pair is the fast one: those of one number share a unit.
 _CUDA_HALVES = """
 #ifndef EMULATED
 FUNCTION u16 half_bits(f32 a) { u16 b; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(b) : "f"(a)); return b; }
@@ -70,10 +72,12 @@ FUNCTION u16 half_bits_d(f64 a) {
   u16 b; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(b) : "d"(a)); return b;
 }
 FUNCTION f32 half_value(u16 b) { f32 a; asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(b)); return a; }
-FUNCTION u16 bfloat_bits(f32 a) {
-  u16 b; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(b) : "f"(a)); return b;
+FUNCTION u32 bfloat_pair(f32 high, f32 low) {
+  u32 b; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(b) : "f"(high), "f"(low)); return b;
 }
+FUNCTION u16 bfloat_bits(f32 a) { return (u16)bfloat_pair(0.0f, a); }
 FUNCTION f32 bfloat_value(u16 bits) { return F32_OF_BITS((u32)bits << 16); }
+FUNCTION f32 bfloat_rounded(f32 a) { return F32_OF_BITS(bfloat_pair(a, 0.0f)); }
 #endif
 """
 

@@ -170,7 +170,7 @@ FUNCTION f32 round_f16(f32 a) { return half_value(half_bits(a)); }
 FUNCTION f32 round_f16_d(f64 a) { return half_value(half_bits_d(a)); }
 """,
     "round_bf16": """
-FUNCTION f32 round_bf16(f32 a) { return bfloat_value(bfloat_bits(a)); }
+FUNCTION f32 round_bf16(f32 a) { return bfloat_rounded(a); }
 """,
     # Complex numbers; the quotient is Smith's, as NumPy's.
     "plus": """

@@ -86,3 +86,4 @@ static inline float gpu_reciprocal(float b) {
 }
 #define RECIPROCAL(b) gpu_reciprocal(b)
 static inline float bfloat_value(unsigned short bits) { return gpu_bits<float>((unsigned)bits << 16); }
+static inline float bfloat_rounded(float a) { return bfloat_value(bfloat_bits(a)); }
