@@ -33,11 +33,11 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
     there are too many, and leave their part of the vectors' gradient in ``parts``, a row of heads
     for each of their items.
     """
-    kind, nodes, edges, numbered, drops, from_memory = variant
+    kind, nodes, edges, numbered, drops = variant
     width, scalar, load_one, _, _ = access(dtype, wide=False)
     begin, fetch, put, put_sums, total = heads_of(dtype, plan)
     exp, n_heads, n_features = arithmetic(dtype).exp, *plan[:2]
-    slope_at, keep = leaky(scalar), keeps(from_memory)
+    slope_at, keep = leaky(scalar), keeps()
     mlp, dot, edge_rows = kind == "mlp", kind == "dot", variant.rows
     size, n_items = plan.kept, plan.items
     # Four more rows are kept in registers for "mlp", which is much where heads are wide.
@@ -57,6 +57,8 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
         item, head = begin()
         if head >= n_heads:
             return
+        if drops:
+            offset, stream, key = offset + place[0], stream + place[1], key + place[2]
         own = cuda.local.array(n_own, scalar)
         weights = cuda.local.array(n_weights, scalar)
         near = cuda.local.array(n_near, scalar)
@@ -144,7 +146,7 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
                         score = term * slope_at(term, factor)
                     kept = one
                     if drops:
-                        if keep(number, place, offset, stream, key, threshold):
+                        if keep(number, offset, stream, key, threshold):
                             kept = scale
                             of_weight *= scale
                         else:
@@ -208,11 +210,11 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
     ``vector`` and ``vector_dst``, whose part in its gradient is added to the rest; the gradient
     ``of_dst`` of the second is known. The first sources are the destinations.
     """
-    kind, nodes, edges, numbered, drops, from_memory = variant
+    kind, nodes, edges, numbered, drops = variant
     width, scalar, load_one, _, _ = access(dtype, wide=False)
     begin, fetch, put, put_sums, total = heads_of(dtype, plan)
     exp, n_heads, n_features = arithmetic(dtype).exp, *plan[:2]
-    slope_at, keep = leaky(scalar), keeps(from_memory)
+    slope_at, keep = leaky(scalar), keeps()
     mlp, dot, edge_rows = kind == "mlp", kind == "dot", variant.rows
     size, unroll = plan.kept, plan.unroll(1 + (mlp or dot) + edge_rows, dtype)
     n_keys, n_weights = (size if wanted else 1 for wanted in (dot, mlp))
@@ -230,6 +232,8 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
         item, head = begin()
         if item >= rows.size or head >= n_heads:
             return
+        if drops:
+            offset, stream, key = offset + place[0], stream + place[1], key + place[2]
         own = cuda.local.array(size, scalar)
         own_key = cuda.local.array(n_keys, scalar)
         weights = cuda.local.array(n_weights, scalar)
@@ -298,7 +302,7 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
                     weight = exp(score - (logarithm if logarithm > lowest else zero))
                     share = weight
                     if drops:
-                        if keep(number, place, offset, stream, key, threshold):
+                        if keep(number, offset, stream, key, threshold):
                             of_weight *= scale
                             share *= scale
                         else:

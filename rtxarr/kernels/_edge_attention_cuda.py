@@ -35,8 +35,8 @@ class Variant(NamedTuple):
         Whether additive scores have terms of nodes; whether there is ``edge``.
     numbered : bool
         Whether edges are numbered otherwise than they are stored.
-    drops, from_memory : bool
-        Whether weights are dropped; where the place in the random stream is.
+    drops : bool
+        Whether weights are dropped.
     """
 
     kind: str
@@ -44,7 +44,6 @@ class Variant(NamedTuple):
     edges: bool = False
     numbered: bool = False
     drops: bool = False
-    from_memory: bool = False
 
     @property
     def rows(self) -> bool:
@@ -59,11 +58,11 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
     Of a piece it leaves the sum over its edges in ``sums``, and in ``tops`` the shift of the
     exponentials and their sum: :func:`join` makes rows of them.
     """
-    kind, nodes, edges, numbered, drops, from_memory = variant
+    kind, nodes, edges, numbered, drops = variant
     _, scalar, load_one, _, _ = access(dtype, wide=False)
     begin, fetch, put, put_sums, total = heads_of(dtype, plan)
     larger, _, exp, _, _ = arithmetic(dtype)
-    slope_at, keep, n_heads, n_features = leaky(scalar), keeps(from_memory), *plan[:2]
+    slope_at, keep, n_heads, n_features = leaky(scalar), keeps(), *plan[:2]
     mlp, dot, edge_rows = kind == "mlp", kind == "dot", variant.rows
     size, unroll = plan.kept, plan.unroll(1 + dot + edge_rows, dtype)
     n_own, n_weights, n_keys = (size if wanted else 1 for wanted in (mlp or dot, mlp, dot))
@@ -79,6 +78,8 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
         item, head = begin()
         if item >= rows.size or head >= n_heads:
             return
+        if drops:
+            offset, stream, key = offset + place[0], stream + place[1], key + place[2]
         own = cuda.local.array(n_own, scalar)
         weights = cuda.local.array(n_weights, scalar)
         near = cuda.local.array(n_near, scalar)
@@ -152,7 +153,7 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
                     if drops:
                         number = np.int64(ids[first + u] if numbered else first + u)
                         number = number * n_heads + head
-                        if keep(number, place, offset, stream, key, threshold):
+                        if keep(number, offset, stream, key, threshold):
                             share *= scale
                         else:
                             share = zero

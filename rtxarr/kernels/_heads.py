@@ -203,19 +203,18 @@ def leaky(scalar: Any):
 
 
 @functools.cache
-def keeps(from_memory: bool):
+def keeps():
     """Return the device function that tells whether dropout keeps a number of an edge.
 
-    ``keep(i, place, offset, stream, key, threshold)`` looks at word ``offset + i`` of the stream,
-    as :func:`rtxarr.kernels.dropout.dropout_add` does for element ``i``. The place in the stream
-    is three numbers or, ``from_memory``, in an array.
+    ``keep(i, offset, stream, key, threshold)`` looks at word ``offset + i`` of the stream, as
+    :func:`rtxarr.kernels.dropout.dropout_add` does for element ``i``. Kernels get the place in the
+    stream as three numbers and an array of three, to be added up: eager and captured steps then
+    run the same machine code, and so give the same bits.
     """
     philox = _core.philox
 
     @cuda.jit(device=True)
-    def keep(i, place, offset, stream, key, threshold):
-        if from_memory:
-            offset, stream, key = place[0], place[1], place[2]
+    def keep(i, offset, stream, key, threshold):
         word = offset + np.uint64(i)
         w0, w1, w2, w3 = philox(word >> np.uint64(2), stream, key)
         lead = word & np.uint64(3)

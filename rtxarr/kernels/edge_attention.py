@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr._device import constant, launch, namespace, runs_kernels
 from rtxarr.dtypes import accumulator, is_half
 from rtxarr.kernels.dropout import threshold
 from rtxarr.kernels.segment import can_be_wide, row_by_row
@@ -236,10 +236,10 @@ class _Given:
         kind, *given, factor = scores
         src, dst, vector, edge = (None if x is None else row_by_row(x) for x in given)
         flat = row_by_row(values)
-        drops, from_memory = place is not None, not (place is None or isinstance(place, tuple))
+        drops = place is not None
         numbered = edges.ids is not None and (drops or edge is not None)
         nodes = src is not None or dst is not None
-        self.variant = Variant(kind, nodes, edge is not None, numbered, drops, from_memory)
+        self.variant = Variant(kind, nodes, edge is not None, numbered, drops)
         self.ids = edges.ids if numbered else edges.indptr
         # What is left out is not read; any array of its type will do.
         alike = xp.empty(0, dtype=scalar) if kind == "additive" else flat
@@ -248,11 +248,16 @@ class _Given:
             scalar(factor),
         )  # fmt: skip
         self.rows = [flat, vector] if kind == "additive" else [flat, src, dst, vector, edge]
-        words = place if drops and not from_memory else (np.uint64(0),) * 3
+        # Three numbers and an array of three, of which one are zeros.
+        words, nothing = (np.uint64(0),) * 3, xp.empty(0, dtype=xp.uint64)
+        if isinstance(place, tuple):
+            words, place = place, constant(values, np.zeros, 3, dtype=np.uint64)
         self.drop = (
-            place if from_memory else xp.empty(0, dtype=xp.uint64), *words, threshold(rate),
+            nothing if place is None else place,
+            *words,
+            threshold(rate),
             scalar(1 / (1 - rate)),
-        )  # fmt: skip
+        )
 
     def over(self, edges):
         """Give the same with the edges in another order."""

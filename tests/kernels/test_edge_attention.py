@@ -263,12 +263,17 @@ def test_dropout_takes_the_words_of_the_stream(place, skewed, kind):
     words = philox.stream_words(int(offset), n, key=key, stream=stream)
     kept = np.reshape(words < dropout.threshold(RATE), (-1, n_heads)) / (1 - RATE)
     kept = kept.astype(np.longdouble)
+    bits: list = []
     places = [PLACE, there(np.array(PLACE), place)]  # the second as in a captured step
     for words_at in places if place.kind == "cuda" else places[kind == "mlp" :][:1]:
         options = {"rate": RATE, "place": words_at}
         grad = grad.astype("float32")
         found = run(kind, skewed, given, grad, place, **options)
         compare(found, kind, skewed, given, grad, kept, "float32")
+        bits.append(
+            [_device.to_device(x, "cpu").tobytes() for x in (*found[:2], *found[2].values())]
+        )
+    assert all(x == bits[0] for x in bits)
 
 
 @ON_GPU

@@ -239,6 +239,17 @@ def norm_cases():
         yield f"join-{name}", join(dtype_of(name)), (sums, values)
 
 
+def modes_cases():
+    from rtxarr.kernels._modes_cuda import back, forward
+    from rtxarr.kernels.modes import MAX_MODES, MODES
+
+    values = ("float32", 1, "C")
+    for n_modes in range(MODES, MAX_MODES + 1, MODES):
+        for make in (forward, back):
+            signature = (values, values, values, "int64", "int64")
+            yield f"{make.__name__}-{n_modes}", make(n_modes), signature
+
+
 def rotary_cases():
     from rtxarr.kernels._rotary_cuda import kernel
 
@@ -432,7 +443,7 @@ def edge_attention_variants():
         if name == "float16":
             variants += [Variant("mlp", edges=True), Variant("dot", edges=True)]
         if n_features == 7:
-            variants = [Variant("additive", True, **options, from_memory=True)]
+            variants = [Variant("additive", True, **options)]
         for variant in variants:
             yield shape, plan, variant
 
@@ -511,6 +522,7 @@ CASES = {
     "_fp8_cuda": fp8_cases,
     "_dropout_cuda": dropout_cases,
     "_group_norm_cuda": group_norm_cases,
+    "_modes_cuda": modes_cases,
     "_norm_cuda": norm_cases,
     "_multi_tensor_cuda": multi_tensor_cases,
     "_optimizers_cuda": optimizers_cases,
