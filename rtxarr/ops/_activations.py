@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
-# Of the tanh form of gelu: sqrt(2 / pi) * (x + 0.044715 * x**3).
+# Of the tanh form of gelu: sqrt(2 / pi) * x * (1 + 0.044715 * x * x).
 _TANH_SCALE, _TANH_CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 _SHARED_DOC = """
@@ -310,7 +310,8 @@ def gelu(x, /, *, approximate: str = "none"):
     if approximate == "none":
         return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
     if approximate == "tanh":
-        return 0.5 * x * (1 + namespace(x).tanh(_TANH_SCALE * (x + _TANH_CUBIC * x**3)))
+        inner = _TANH_SCALE * x * (1 + _TANH_CUBIC * (x * x))
+        return 0.5 * x * (1 + namespace(x).tanh(inner))
     raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
 
 
