@@ -13,7 +13,6 @@ from rtxarr.kernels import group_norm as group_kernels
 from rtxarr.kernels import norm as kernels
 from rtxarr.ops._activations import _silu_slope, silu
 from rtxarr.ops._check import check_floating, check_number
-from rtxarr.ops._elementwise import sqrt
 from rtxarr.ops._half import widen
 from rtxarr.ops._manipulate import broadcast_to, reshape
 from rtxarr.ops._reduce import any as any_along
@@ -71,7 +70,7 @@ def _normalize_rule(g, x, weight, bias_shape, centre, inverse, axes, affine, eps
     if axes and isinstance(x, Tensor):
         # The saved statistics are constants; for higher orders they must depend on x.
         centre, square = _statistics(x, axes, centre is not None)
-        inverse = 1 / sqrt(square + eps)
+        inverse = (square + eps) ** -0.5
     hat = _hat(x, centre, inverse)
     of_x = of_weight = of_bias = None
     if needs[0]:
@@ -143,7 +142,7 @@ def _apply(x, weight, bias, axes, affine, eps, centred=True):
         centre, inverse = kernels.empty_statistics(data, axes, centred=centred)
     else:
         centre, square = _statistics(data, axes, centred)
-        inverse = 1 / sqrt(square + eps)
+        inverse = (square + eps) ** -0.5
     return _normalize(
         x, weight, bias, centre, inverse, axes=axes, affine=affine, eps=eps, fill=fill
     )
@@ -260,7 +259,7 @@ def _group_norm_rule(
     groups, affine = _in_groups(x, n_groups)
     axes = tuple(range(2, groups.ndim))
     centre, square = _statistics(groups, axes, True)
-    inverse = 1 / sqrt(square + eps)
+    inverse = (square + eps) ** -0.5
     of_x, *rest = _normalize_rule(
         reshape(g, groups.shape),
         groups,
@@ -389,7 +388,7 @@ def batch_norm(x, weight=None, bias=None, *, mean=None, var=None, eps: float = 1
             if tuple(value.shape) != (channels,):
                 raise ValueError(f"{name} must have shape ({channels},), got {value.shape}")
         xp = namespace(mean, var)
-        centre, inverse = xp.reshape(mean, affine), xp.reshape(1 / sqrt(var + eps), affine)
+        centre, inverse = xp.reshape(mean, affine), xp.reshape((var + eps) ** -0.5, affine)
         out = _normalize(
             x, weight, bias, centre, inverse, axes=(), affine=affine, eps=eps, fill=False
         )
@@ -398,7 +397,7 @@ def batch_norm(x, weight=None, bias=None, *, mean=None, var=None, eps: float = 1
     if math.prod(x.shape[i] for i in axes) == 0:
         raise ValueError(f"x must have elements in each channel, got shape {x.shape}")
     centre, square = _statistics(raw(x), axes, True)
-    inverse = 1 / sqrt(square + eps)
+    inverse = (square + eps) ** -0.5
     out = _normalize(
         x, weight, bias, centre, inverse, axes=axes, affine=affine, eps=eps, fill=False
     )
