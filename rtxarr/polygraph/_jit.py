@@ -267,7 +267,9 @@ class CompiledStep:
     def __init__(self, jitted: Jitted, recording: StepRecording, leaves: Sequence) -> None:
         trace = recording.trace
         held = [pair for _, pairs in recording.effects for pair in pairs]
-        extra = [g for _, g in (*held, *recording.grads, *recording.replaced) if g is not None]
+        left = [pair for pair in (*held, *recording.grads) if pair[1] is not None]
+        extra = [g for _, g in (*left, *recording.replaced)]
+        self._owners = [*(x for x, _ in left), *(object() for _ in recording.replaced)]
         n_results = len(recording.result)
         nodes, outputs = recording.outputs([*recording.result, *extra])
         updates = recording.updates()
@@ -297,7 +299,7 @@ class CompiledStep:
     def _done(self, n_results: int, leaves: Sequence, made: list) -> Any:
         """Leave behind what the step would, and give its result."""
         recording = self._recording
-        given = iter(_apart(made[n_results:]))
+        given = iter(_apart(made[n_results:], self._owners))
         effects = [
             (function, [(x, None if g is None else next(given)) for x, g in held])
             for function, held in recording.effects
@@ -320,13 +322,12 @@ class CompiledStep:
         return unflatten(recording.structure, made[:n_results])
 
 
-def _apart(arrays: list) -> list:
-    """Copy arrays that are there twice: what one tensor does to its gradient is its own."""
-    seen: set[int] = set()
+def _apart(arrays: list, owners: list) -> list:
+    """Copy arrays that have two owners: what one tensor does to its gradient is its own."""
+    seen: dict[int, Any] = {}
     found = []
-    for x in arrays:
-        if id(x) in seen:
+    for x, owner in zip(arrays, owners, strict=True):
+        if seen.setdefault(id(x), owner) is not owner:
             x = _device.namespace(x).asarray(x, copy=True)
-        seen.add(id(x))
         found.append(x)
     return found

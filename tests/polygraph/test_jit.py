@@ -252,6 +252,26 @@ def test_gradients_of_one_sum_are_apart():
     assert_close(b.grad, np.arange(3.0))
 
 
+def test_gradients_are_those_that_the_optimizer_saw():
+    """The same arrays: copies would take time."""
+    run = Training()
+    params = list(run.model.parameters())
+    seen = []
+    inner = run.optimizer._step
+
+    def noted(scaling):
+        seen[:] = [p.grad for p in params]
+        return inner(scaling)
+
+    run.optimizer._step = noted
+    jitted = rx.jit(run.step)
+    for _ in range(2):
+        jitted(X, LABELS)
+        assert len(seen) == len(params)
+        assert all(p.grad is g for p, g in zip(params, seen, strict=True))
+    assert not jitted.reasons
+
+
 def test_what_asks_for_values_runs_as_it_is():
     run = Training()
     seen = []
