@@ -16,15 +16,17 @@ from contextlib import contextmanager
 from rtxarr.polygraph._index import Div, Expr, Loaded, Symbol, names_in
 from rtxarr.polygraph._loops import Phase, Statement
 from rtxarr.polygraph.codegen import _operations as ops
+from rtxarr.polygraph.codegen._dialects import CUDA
 from rtxarr.polygraph.codegen._keep import keep_plan
 from rtxarr.polygraph.codegen._reductions import Reduction, reduction
 from rtxarr.polygraph.codegen._segments import THREADS, WARPS, Segments
-from rtxarr.polygraph.codegen._text import loaded_names
+from rtxarr.polygraph.codegen._text import Argument, Lines, loaded_names
 from rtxarr.polygraph.codegen._writer import Writer, power_of_two, sources_of, wanted
 
 EDGES = 4  # whose features a thread reads at once
 _KEPT = 8  # values of a thread that stay on chip
 _ROOM = 24 << 10  # bytes of a block for them
+_REGISTERS, _BLOCKS = 24, 4  # blocks of a multiprocessor where threads read and add up little
 
 EDGE, SHARE, FEATURE = range(3)  # what a value belongs to, beside its edge or row
 
@@ -116,14 +118,53 @@ class Features(Segments):
         """Decide which values of edges and shares stay on chip, and where."""
         slots, keeps = keep_plan(self.loops, self.texts, self.strict)
         keeps = [{n: k for n, k in keep.items() if not self._wide(n)} for keep in keeps]
+        self.early = self._early_loads()
+        for s in self.early:
+            for number, phase in enumerate(self.loops.phases):
+                if number == 0 or s in phase.body:
+                    keeps[number][s.name] = (len(slots), 0, number)
+            slots = [*slots, (s.dtype.itemsize, s.dtype)]
         used = sorted({slot for keep in keeps for slot, *_ in keep.values()})
         size = sum(slots[slot][0] for slot in used)
         self.n_kept = max(self.batch, _KEPT if self.share else _KEPT // 2)
         self.kept_bytes = size * self.n_kept * THREADS
         if self.kept_bytes > _ROOM:
-            self.kept_bytes, used, keeps = 0, [], [{} for _ in keeps]
+            self.kept_bytes, self.early, used, keeps = 0, [], [], [{} for _ in keeps]
         self.keeps = keeps
         self.kept_slots = {slot: slots[slot] for slot in used}
+
+    def _early_loads(self) -> list[Statement]:
+        """Return what later passes read of edges, that the first one may: waiting is shared."""
+        first, *later = self.loops.phases
+        known = {s.name for s in first.body}
+        if not any(s.op == "load" and not self._wide(s.name) for s in first.body):
+            return []
+        found = {s.name: s for phase in later for s in phase.body if s.op == "load"}
+        return [
+            s
+            for name, s in found.items()
+            if name not in known and not self._wide(name) and not sources_of(s)
+        ]
+
+    def at_once(self, features: bool) -> int:
+        """Return the edges of a lane that is dealt out over edges, at once."""
+        if not self.whole:
+            return 1
+        return min(self.batch, EDGES // 2) if features else self.batch
+
+    def kernel(self, name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:
+        text = super().kernel(name, lines, arguments, threads)
+        if self.dialect is not CUDA or self._registers() > _REGISTERS:
+            return text
+        # Reads wait for one another where the compiler has no number to aim at.
+        return text.replace(f"bounds__({threads})", f"bounds__({threads}, {_BLOCKS})")
+
+    def _registers(self) -> int:
+        """Return the registers for what a thread reads and adds up."""
+        loads = [s.dtype for s in self._statements() if s.op == "load" and self._wide(s.name)]
+        sums = [a.dtype for p in self.loops.phases for a in p.accumulators if self._wide(a.of)]
+        words = [EDGES * -(-dtype.itemsize // 4) for dtype in loads]
+        return self.lanes * sum([*words, *(-(-dtype.itemsize // 4) for dtype in sums)])
 
     # ------------------------------------------------------------------------------ threads
 
@@ -160,7 +201,7 @@ class Features(Segments):
         with out.block("for (int apart = team; apart < 32; apart *= 2)"):
             out("longest = #maximum(longest, #shuffled(longest, apart));")
 
-    def row_passes(self) -> None:
+    def all_passes(self) -> None:
         """Write the passes for whole packets, and for features that lie apart."""
         self.packed &= self.loops.features % self.lanes == 0 and self.share % self.lanes == 0
         for whole in (True, False):
@@ -168,7 +209,7 @@ class Features(Segments):
             self.asked = set()
             with self.out.block("if (packed)" if whole else "else"):
                 self._own_lines()
-                self.all_passes()
+                super().all_passes()
 
     def _own_lines(self) -> None:
         """Name the features of a thread, and the lanes that have their shares."""
@@ -274,11 +315,9 @@ class Features(Segments):
     def packet_step(self, place: Expr) -> int | None:
         return self.texts.step(place, "f")
 
-    def _load_packet(
-        self, s: Statement, target: str, where: dict[str, str], test: str = ""
-    ) -> None:
+    def _load_packet(self, s: Statement, target: str, where: dict[str, str]) -> None:
         buffer, place, _ = s.args
-        with self.out.block(test):
+        with self.out.block():
             self._bind(loaded_names(place), where)
             self.out("const Index f = at;")
             place_text = f"{buffer} + ({self.texts.expr(place)})"
@@ -321,25 +360,31 @@ class Features(Segments):
             return
         of_edges = [s for s in phase.body if s.op != "store" and not self._wide(s.name)]
         of_features = [s for s in phase.body if s not in of_edges]
+        of_edges += self.early if number == 0 else []
         told = {n for s in of_features for n in sources_of(s)} & {s.name for s in of_edges}
         if of_features or wide:
             used = [n for s in of_features for n in sources_of(s)]
             used += [r.accumulator.of for r in wide]
             rows = self._of_row()
             self._ask(n for n in used if n in rows)
-        batch = self.batch if of_edges or narrow else 1
+        batch = self.at_once(bool(of_features or wide)) if of_edges or narrow else 1
         with out.block(f"for (Index lot = 0; lot * edges * warps < longest; lot += {batch})"):
             if of_edges or narrow:
-                self._edges(number, of_edges, narrow, sorted(told))
+                self._edges(number, of_edges, narrow, sorted(told), batch)
             if of_features or wide:
                 with out.unrolled("i", batch):
                     self._features(of_features, wide, told)
 
     def _edges(
-        self, number: int, body: list[Statement], narrow: list[Reduction], told: list[str]
+        self,
+        number: int,
+        body: list[Statement],
+        narrow: list[Reduction],
+        told: list[str],
+        batch: int,
     ) -> None:
         """Let lanes compute what belongs to edges and shares, ``batch`` edges each."""
-        out, batch = self.out, self.batch
+        out = self.out
         keeps = self.keeps[number]
         kept = {n: slot for n, (slot, made, _) in keeps.items() if made != number}
         keep = {n: slot for n, (slot, made, _) in keeps.items() if made == number}
@@ -391,32 +436,32 @@ class Features(Segments):
             shares = {n for n in (*told, *where) if self.kind_of[n] == SHARE}
             loads = [s for s in loads if shares.isdisjoint(sources_of(s))]
         others = [s for s in body if s not in loads]
-        first = list(dict.fromkeys(n for s in loads for n in sources_of(s) if n in told))
-        later = [n for s in others for n in sources_of(s) if n in told and n not in first]
-        later = list(dict.fromkeys(later))
-        out("const Index base = ((lot + i) * warps + warp) * edges;")
-        loop = "for (Index e = 0; e < edges && base + e < longest; e += edges_at_once * "
-        with out.block(f"{loop}{EDGES})"):
-            for n in first:
-                out(f"{self._type(n)} {n}_j[{EDGES}];")
+        asked = dict.fromkeys(n for s in body for n in sources_of(s) if n in told)
+        apart = [n for n in asked if not self.whole and self.kind_of[n] == SHARE]
+        asked = [n for n in asked if n not in apart]
+        of_edge = {n: f"{n}_j[j]" for n in asked}
+        n_edges = EDGES if self.whole else EDGES // 2
+        out("const Index base = ((lot + i) * warps + warp) * edges, others = longest - base;")
+        out("const Index left = end - begin - base < edges ? end - begin - base : edges;")
+        out("const Index steps = others < edges ? others : edges;")
+        with out.block(f"for (Index e = 0; e < steps; e += edges_at_once * {n_edges})"):
+            for n in asked:
+                out(f"{self._type(n)} {n}_j[{n_edges}];")
             for s in loads:
-                out(f"{self._type(s.name)} {s.name}_at[{EDGES}][{lanes}];")
-            if loads:
-                with out.unrolled("j", EDGES):
+                out(f"{self._type(s.name)} {s.name}_at[{n_edges}][{lanes}];")
+            if asked:
+                with out.unrolled("j", n_edges):
                     self._edge_lines()
-                    for n in first:
+                    for n in asked:
                         out(f"{n}_j[j] = {self._told(n)};")
-                    of_edge = where | {n: f"{n}_j[j]" for n in first}
+            if loads:
+                with out.unrolled("j", n_edges):
+                    self._edge_lines()
                     for s in loads:
-                        self._load(s, of_edge)
-            with out.unrolled("j", EDGES):
+                        self._load(s, where | of_edge)
+            with out.unrolled("j", n_edges):
                 self._edge_lines()
-                self._bind(first, {n: f"{n}_j[j]" for n in first})
-                apart = [n for n in later if not self.whole and self.kind_of[n] == SHARE]
-                for n in later:
-                    if n not in apart:
-                        out(f"const {self._type(n)} {n} = {self._told(n)};")
-                self._values(others, loads, wide, where, apart)
+                self._values(others, loads, wide, where | of_edge, apart)
 
     def _values(
         self,
@@ -438,7 +483,7 @@ class Features(Segments):
             own = {s.name for s in body if s.op != "store"}
             names = [n for s in body for n in sources_of(s)] + [r.accumulator.of for r in wide]
             read = {s.name: f"{s.name}_at[j][k]" for s in loads}
-            self._bind([n for n in names if n not in own], where | read)
+            self._bind([n for n in names if n not in own and n not in apart], where | read)
             for s in body:
                 if s.op != "store":
                     out(self.texts.let(s))
@@ -456,9 +501,8 @@ class Features(Segments):
     def _edge_lines(self) -> None:
         out = self.out
         out("const Index slot = e + j * edges_at_once + y_team;")
-        out("const Index place = begin + base + slot;")
-        out("const bool valid = slot < edges && place < end;")
-        out("const Index c = valid ? place : last;")
+        out("const bool valid = slot < left;")
+        out("const Index c = valid ? begin + base + slot : last;")
         if self.by_edges:
             out("const Index from = slot << share_bits;")
 
@@ -473,9 +517,7 @@ class Features(Segments):
         """Read the features of edge ``j``."""
         out, target = self.out, f"{s.name}_at[j]"
         if self._is_packet(s):
-            with out.unrolled("k", self.lanes):
-                out(f"{target}[k] = {ops.zero(s.dtype)};")
-            self._load_packet(s, target, where, "if (valid)")
+            self._load_packet(s, target, where)
         else:
             with self._each_feature():
                 self._bind(sources_of(s), where)

@@ -41,19 +41,17 @@ class Segments(Passes):
         hub_blocks = min(rows, _HUB_BLOCKS) if loops.cols >= hub else 0
         width, least = self.widths()
         along = max(min(power_of_two(-(-degree // self.edges_of_thread())), 32 // width), least)
+        # Several rows for a group, if there are many blocks all the same.
+        turns = min(max(rows * width * along // (6 * FULL), 1), 4)
         self.thread_lines()
-        with self.out.block("for (Index row = row_0; row < past; row += apart_rows, ++turn)"):
-            self.hub_lines()
-            self.row_lines()
-            self.row_passes()
-            self.out("if (is_hub) BARRIER();")  # the next row's values take the same place
+        self.row_loop()
         sizes = {
             "rows": rows, "features": features, "width_bits": width.bit_length() - 1,
             "along_bits": along.bit_length() - 1, "hub": hub, "hub_blocks": hub_blocks,
-            "flags_at": self.partial_bytes(), **self.sizes(),
+            "turns": turns, "flags_at": self.partial_bytes(), **self.sizes(),
         }  # fmt: skip
         arguments = [Argument("number", "Index", name, n) for name, n in sizes.items()]
-        blocks = hub_blocks + -(-rows // (THREADS // (width * along)))
+        blocks = hub_blocks + -(-rows // (turns * THREADS // (width * along)))
         grid = blocks, -(-features // (width * self.features_of_thread()))
         shared = self.shared_bytes()
         entry = Entry("segments", self.out, grid, (THREADS, 1), shared, arguments, THREADS)
@@ -109,8 +107,12 @@ class Segments(Passes):
 
     # --------------------------------------------------------------------------------- rows
 
-    def row_passes(self) -> None:
-        self.all_passes()
+    def row_loop(self) -> None:
+        with self.out.block("for (Index row = row_0; row < past; row += apart_rows, ++turn)"):
+            self.hub_lines()
+            self.row_lines()
+            self.all_passes()
+            self.out("if (is_hub) BARRIER();")  # the next row's values take the same place
 
     def feature_lines(self) -> None:
         self.out(f"const Index feature = (Index){self.dialect.block_y} * width + x;")
@@ -126,9 +128,10 @@ class Segments(Passes):
         out("const Index x = thread & (width - 1), y = (thread >> width_bits) & (along - 1);")
         out("const Index team = is_hub ? 32 : width * along;")  # lanes of a warp that have a row
         out("const Index step = along;")
-        out(f"const Index own_row = (block - hub_blocks) * ({THREADS} >> bits) + (thread >> bits);")
-        out("const Index row_0 = is_hub ? block : own_row, past = is_hub ? rows : own_row + 1;")
-        out("const Index apart_rows = is_hub ? hub_blocks : 1;")
+        out(f"const Index groups = {THREADS} >> bits, others = (block - hub_blocks) * groups;")
+        out("const Index row_0 = is_hub ? block : others * turns + (thread >> bits);")
+        out("const Index apart_rows = is_hub ? hub_blocks : groups;")
+        out("const Index past = is_hub ? rows : row_0 + turns * groups;")
         out("SHARED u8* const hubs = (SHARED u8*)(shared_memory + flags_at);")
         out("Index turn = 0;")
         self.feature_lines()

@@ -56,9 +56,9 @@ def messages(op, degrees, features, dtype):
     return ir.Graph([x, weight, *edges.inputs], [out]), edges
 
 
-def attention(degrees, features, dtype):
-    """Softmax over the edges of a row for two heads, and the sum it weights."""
-    edges, heads = Edges(degrees, 3), 2
+def attention(degrees, features, dtype, heads=2):
+    """Softmax over the edges of a row for each head, and the sum it weights."""
+    edges = Edges(degrees, 3)
     x = ir.input_node(0, dtype, (edges.n_rows, heads, features))
     at_src, at_dst = (ir.input_node(i, dtype, (edges.n_rows, heads)) for i in (1, 2))
     logits = ir.map_node(
@@ -160,6 +160,38 @@ def test_blocks_that_take_several_hubs(monkeypatch, features):
     arrays = [rng.standard_normal(n.shape) for n in graph.inputs[:-2]] + edges.arrays
     (want,) = _interpret.run(graph, arrays, np)
     assert_close(program(*arrays)[0], want)
+
+
+SHARES = [(4, 16), (8, 8), (3, 20), (1, 64), (5, 7), (2, 80), (3, 50), (2, 160), (33, 4)]
+
+
+@functools.cache
+def attentions():
+    backend = EmulatorBackend(seeds=(0, 1))
+    made = {}
+    for heads, features in SHARES:
+        for dtype in ("float32", "float16"):
+            graph, edges = attention(DEGREES["hubs"], features, dtype, heads)
+            made[heads, features, dtype] = Program(graph, backend), graph, edges
+    return made
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("heads", "features"), SHARES)
+def test_what_a_head_shares_is_computed_once(heads, features, dtype):
+    program, graph, edges = attentions()[heads, features, dtype]
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal(n.shape).astype(n.dtype) for n in graph.inputs[:-2]]
+    (got,) = program(*arrays, *edges.arrays)
+    (want,) = _interpret.run(graph, [*arrays, *edges.arrays], np)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == "float32" else {"rtol": 2e-2, "atol": 2e-2}
+    assert_close(got, want, **tolerance)
+    apart = []  # not aligned, so that packets are not whole
+    for x in arrays:
+        memory = np.empty(x.size + 1, x.dtype)
+        apart.append(memory[1:].reshape(x.shape))
+        apart[-1][...] = x
+    assert program(*apart, *edges.arrays)[0].tobytes() == got.tobytes()
 
 
 def test_packets_of_features_are_whole_where_they_can_be():
