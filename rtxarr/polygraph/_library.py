@@ -17,6 +17,9 @@ from rtxarr.polygraph._linalg import matmul
 from rtxarr.polygraph._trace import Concretization, Tracer, current
 
 _RULES: dict[str, Callable] = {}
+# For functions whose results do not lie in C order: from the node of a call and a result's number
+# to the order of axes in which it does; see ``Opaque.order``.
+_ORDERS: dict[str, Callable[[ir.Node, int], tuple[int, ...] | None]] = {}
 
 
 def take_over(function: Callable, args: tuple, kwargs: dict) -> Any:
@@ -163,6 +166,11 @@ class Opaque:
     def __repr__(self) -> str:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
+    def order(self, call: ir.Node, number: int) -> tuple[int, ...] | None:
+        """Return the order of axes in which a result is expected in memory; None: as they are."""
+        rule = _ORDERS.get(repr(self))
+        return None if rule is None else rule(call, number)
+
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         args = list(self.args)
         for place, array in zip(self.places, arrays, strict=True):
@@ -229,6 +237,23 @@ def _attention(function, q, k, v, mask, kept, lengths, **options):
     shape = q.shape[:3]
     results = [(dtype, (*shape, v.shape[-1])), (dtypes.accumulator(dtype), shape)]
     return tuple(_call(function, (q, k, v, mask, None, lengths), options, results))
+
+
+_BEHIND = (0, 2, 1, 3)  # heads behind the queries or keys
+
+
+def _order_of_attention(call, number):
+    return _BEHIND if number == 0 else None
+
+
+def _order_of_gradient(call, number):
+    """Gradients lie as what they are gradients of."""
+    x = call.src[3 + number] if number < 3 else None
+    return _BEHIND if x is not None and x.op == "permute" and x.attrs == (_BEHIND,) else None
+
+
+_ORDERS["rtxarr.ops._attention._attention"] = _order_of_attention
+_ORDERS["rtxarr.ops._attention._attention_gradient"] = _order_of_gradient
 
 
 @_rule("ops._attention._attention_gradient")

@@ -160,6 +160,9 @@ class Program:
                     run = eager_step(node, contiguous=node in read_by_kernels, owned=owned)
                 steps.append(Step(f"{node.op}{i}", run, node.src, results, None, group))
                 continue
+            for node in group.read:
+                if (order := memory_order(node)) is not None:
+                    self._strides[node] = _strides_of(node.shape, order)
             loops = lower(group, self._strides, self.graph.scalars)
             sources = tuple(b.node for b in loops.buffers if not b.is_output)
             run = self.backend.build(loops)
@@ -313,6 +316,32 @@ def as_contiguous(array: Any) -> Any:
     return namespace(array).ascontiguousarray(array)
 
 
+def memory_order(node: Node) -> tuple[int, ...] | None:
+    """Return the order of axes in which kernels take a node from memory; None is C order."""
+    if node.op != "item":
+        return None
+    (call,) = node.src
+    order = getattr(call.attrs[0], "order", None) if call.op == "call" else None
+    return None if order is None else order(call, node.attrs[0])
+
+
+def _strides_of(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in elements, of an array without gaps whose axes lie in this order."""
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+def in_order(array: Any, order: tuple[int, ...] | None) -> Any:
+    """Return an array whose axes lie in this order in memory, without gaps."""
+    if order is None:
+        return as_contiguous(array)
+    back = tuple(map(order.index, range(len(order))))
+    return as_contiguous(array.transpose(order)).transpose(back)
+
+
 def _on_contiguous(program: Program) -> Callable:
     return lambda *arrays: program.run(*map(as_contiguous, arrays))
 
@@ -352,8 +381,11 @@ def _looked_at(node: Node) -> tuple[Node, ...]:
 
 
 def eager_step(node: Node, *, contiguous: bool, owned: bool = False) -> Callable:
+    """Return what runs a node on arrays; ``contiguous`` if kernels read what it gives."""
+    order = memory_order(node)
+
     def run(*sources):
         out = _interpret.evaluate(node, sources, namespace(*sources), owned=owned)
-        return as_contiguous(out) if contiguous else out
+        return in_order(out, order) if contiguous else out
 
     return run

@@ -5,6 +5,7 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import geom
+from rtxarr.polygraph._program import in_order, memory_order
 from rtxarr.testing import assert_close
 
 from .test_program import Reference
@@ -126,3 +127,31 @@ def test_second_gradients_of_attention():
         return rx.sum(rx.grad(lambda x: rx.sum(OPAQUE["attention"](x) ** 2))(x) ** 2)
 
     assert_close(rx.fuse(rx.grad(f))(X), rx.grad(f)(X), rtol=1e-9)
+
+
+def test_kernels_read_what_attention_gives_as_it_lies():
+    """Heads lie behind the queries: kernels take strides, so that nothing is copied on a GPU."""
+    x = RNG.standard_normal((3, 5, 24)).astype(np.float32)
+
+    def attended(x):
+        parts = rx.reshape(x, (3, 5, 3, 4, 2))
+        q, k, v = (rx.permute_dims(parts[:, :, i], (0, 2, 1, 3)) for i in range(3))
+        return rx.scaled_dot_product_attention(q, k, v)
+
+    def gradient(x):
+        return rx.grad(lambda x: rx.sum(attended(x) ** 2))(x)
+
+    fused = rx.fuse(gradient)
+    assert_close(fused(x), gradient(x), rtol=1e-6, atol=1e-6)
+    (programs,) = fused._programs.values()
+    steps = programs[0].program.steps
+    read = {n for s in steps if s.loops for n in s.sources if n.op == "item"}
+    assert len(read) >= 3
+    for node in read:
+        assert memory_order(node) == (0, 2, 1, 3)
+    behind = np.zeros((3, 5, 4, 2)).transpose(0, 2, 1, 3)
+    assert in_order(behind, (0, 2, 1, 3)).ctypes.data == behind.ctypes.data
+    front = np.arange(120.0).reshape(3, 4, 5, 2)
+    laid = in_order(front, (0, 2, 1, 3))
+    assert laid.strides == behind.strides
+    assert_close(laid, front, exact=True)
