@@ -48,12 +48,13 @@ class _Lowering:
         space = self.group.space
         indptr = None if space.indptr is None else self._buffer(space.indptr)
         stores: list[tuple[Buffer, Expr, str]] = []
-        for node, place in self.group.outputs.items():
-            value = self.emit(node, place, None)
-            buffer = Buffer(f"out{len(stores)}", node.dtype, node, is_output=True)
-            stores.append((buffer, place, value))
+        for number, (node, place) in enumerate(self.group.outputs.items()):
+            buffer = Buffer(f"out{number}", node.dtype, node, is_output=True)
+            for to, part in self.group.pieces.get(node, [(place, node)]):
+                at = self.group.row if node in self.group.pieces else place
+                stores.append((buffer, to, self.emit(part, at, None)))
         outputs = [self._store(*store) for store in stores]
-        buffers = (*self.buffers.values(), *(store[0] for store in stores))
+        buffers = (*self.buffers.values(), *dict.fromkeys(store[0] for store in stores))
         phases, before = self._phases(outputs)
         return Loops(
             space.kind, space.rows, space.cols, buffers, phases, before, space.features, indptr

@@ -77,12 +77,15 @@ class Group:
         All nodes that it computes or reads, and where.
     members : set of Node
         Those that it computes.
+    pieces : dict of Node to list of (Expr, Node)
+        Of a "concat" that it leaves in memory part by part: where each goes, all read at ``row``.
     """
 
     space: Space
     outputs: dict[Node, Expr] = field(default_factory=dict)
     need: dict[Node, set[Expr]] = field(default_factory=dict)
     members: set[Node] = field(default_factory=set)
+    pieces: dict[Node, list[tuple[Expr, Node]]] = field(default_factory=dict)
 
     kind = property(lambda self: self.space.kind)
     rows = property(lambda self: self.space.rows)
@@ -320,6 +323,9 @@ class Scheduler:
             group.outputs[node] = group.row if node.op in _REDUCTIONS else place
             self.owner[node] = group
             return
+        if node.op == "concat" and (space := self._space_of_parts(node)) is not None:
+            self._keep_parts(node, space)
+            return
         if node.op in _REDUCTIONS:
             group = Group(reduction_space(node))
             place = group.row
@@ -331,6 +337,42 @@ class Scheduler:
         self.owner[node] = group
         group.need[node] = {place}
         self._join(node, group)
+
+    def _space_of_parts(self, node: Node) -> Space | None:
+        """Return the space of a kernel over edges that can write all parts of a "concat".
+
+        One of them is made of a reduction, and all are as wide as it is.
+        """
+        (axis,) = node.attrs
+        shapes = {part.shape for part in node.src}
+        if axis == 0 or len(shapes) > 1:
+            return None
+        stack = [*node.src]
+        while stack:
+            n = stack.pop()
+            if n in self.kept or self.users[n] or n.size != node.src[0].size:
+                continue
+            if n.op == "segment_reduce":
+                if n.shape[0] == node.shape[0] and is_reduction(n, self.backend):
+                    return reduction_space(n)
+            elif n.op in ir.MAPS or n.op in ("cast", "reshape"):
+                stack += n.src
+        return None
+
+    def _keep_parts(self, node: Node, space: Space) -> None:
+        """Store a "concat" by a kernel over edges, part by part."""
+        (axis,) = node.attrs
+        group = Group(space, members={node})
+        for k, part in enumerate(node.src):
+            axes = list(ix.unravel(space.row, part.shape))
+            axes[axis] = ix.add(axes[axis], ix.number(k * part.shape[axis]))
+            group.pieces.setdefault(node, []).append((ix.ravel(axes, node.shape), part))
+            self._request(part, group, space.row)
+        group.outputs[node], _ = group.pieces[node][0]
+        group.need[node] = {group.outputs[node]}
+        self._request(space.indptr, group, None)
+        self.groups.append(group)
+        self.owner[node] = group
 
     def _own_place(self, node: Node, group: Group) -> Expr | None:
         """Return the place of a node if it is that of the kernel's elements or rows."""
@@ -547,6 +589,7 @@ class Scheduler:
     def _merge(self, group: Group, into: Group) -> None:
         into.outputs |= group.outputs
         into.members |= group.members
+        into.pieces |= group.pieces
         for node, places in group.need.items():
             into.need.setdefault(node, set()).update(places)
         for node in group.outputs:

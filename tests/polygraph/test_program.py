@@ -233,12 +233,33 @@ def test_gather_map_reduce_and_what_follows_are_one_kernel(rng, op):
 
 
 def test_edges_are_gone_over_for_the_features_that_need_them(rng):
+    x, y = (ir.input_node(i, "float32", (5, n)) for i, n in enumerate((6, 4)))
+    edges = Edges(rng, 2)
+    heard = ir.segment_reduce("sum", ir.gather(x, edges.src, 0), edges.indptr)
+    graph = ir.Graph([x, y, *edges.inputs], [ir.concat([heard, y], 1)])
+    arrays = [rng.standard_normal((5, n), "f4") for n in (6, 4)]
+    program = run(graph, [*arrays, *edges.arrays])
+    assert kernels(program) == [("segments", 5, edges.n), ("map", 1, 50)]
+    assert program.steps[0].loops.features == 6
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((5, 6), 1), ((5, 2, 3), 1), ((5, 2, 3), 2)])
+def test_a_kernel_over_edges_stores_what_is_put_beside_its_sums(rng, shape, axis):
+    x, edges = ir.input_node(0, "float32", shape), Edges(rng, 1)
+    heard = ir.map_node("tanh", ir.segment_reduce("sum", ir.gather(x, edges.src, 0), edges.indptr))
+    parts = [heard, x, ir.map_node("multiply", x, heard)]
+    graph = ir.Graph([x, *edges.inputs], [ir.concat(parts, axis)])
+    program = run(graph, [rng.standard_normal(shape, "f4"), *edges.arrays])
+    assert kernels(program) == [("segments", 5, edges.n)]
+    assert program.steps[0].loops.features == 6
+
+
+def test_sums_that_are_put_together_and_needed_elsewhere(rng):
     x, edges = ir.input_node(0, "float32", (5, 6)), Edges(rng, 1)
     heard = ir.segment_reduce("sum", ir.gather(x, edges.src, 0), edges.indptr)
-    graph = ir.Graph([x, *edges.inputs], [ir.concat([heard, x], 1)])
-    program = run(graph, [rng.standard_normal((5, 6), "f4"), *edges.arrays])
-    assert kernels(program) == [("segments", 5, edges.n), ("map", 1, 60)]
-    assert program.steps[0].loops.features == 6
+    again = ir.segment_reduce("max", ir.gather(heard, edges.src, 0), edges.indptr)
+    graph = ir.Graph([x, *edges.inputs], [ir.concat([heard, again], 1), heard])
+    run(graph, [rng.standard_normal((5, 6), "f4"), *edges.arrays])
 
 
 def test_attention_over_edges_is_one_kernel(rng):

@@ -40,8 +40,10 @@ class Features(Segments):
         self.kind_of: dict[str, int] = {}
         self.share = self._classify()  # features of a share, or 0
         self.texts.of_row |= {name for name, kind in self.kind_of.items() if kind != FEATURE}
-        of_edges = [s for s in self._statements() if s.op != "store" and not self._wide(s.name)]
-        self.by_edges = bool(of_edges)  # lanes are dealt out over edges, too
+        values = [s.name for s in self._statements() if s.op != "store"]
+        values += [a.of for p in self.loops.phases for a in p.accumulators]
+        # Whether lanes are dealt out over edges, too.
+        self.by_edges = not all(map(self._wide, values))
         self.batch = EDGES if self.share else EDGES // 2  # edges of such a lane at once
         self.whole = True  # the text being written is for whole packets
         self.asked: set[str] = set()  # values of shares that lanes with features have

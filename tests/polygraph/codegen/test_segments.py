@@ -93,11 +93,32 @@ def halves(degrees, features, dtype):
     return ir.Graph([x, weight, scale, *edges.inputs], [ir.map_node("add", total, wide)]), edges
 
 
+def beside(degrees, features, dtype):
+    """Put the neighbours' sum beside the features themselves."""
+    edges = Edges(degrees, 1)
+    x = ir.input_node(0, dtype, (edges.n_rows, features))
+    total = ir.segment_reduce("sum", ir.gather(x, edges.src, 0), edges.indptr)
+    return ir.Graph([x, *edges.inputs], [ir.concat([total, ir.map_node("tanh", x)], 1)]), edges
+
+
+def of_rows(degrees, features, dtype):
+    """Weigh features by what is the same for all edges of a row."""
+    edges = Edges(degrees, 2)
+    x = ir.input_node(0, dtype, (edges.n_rows, features))
+    y = ir.input_node(1, dtype, (edges.n_rows,))
+    weight = edges.softmax(ir.spread(y, edges.indptr, edges.n))
+    wide = ir.broadcast(ir.reshape(weight, (edges.n, 1)), (edges.n, features))
+    m = ir.map_node("multiply", ir.spread(x, edges.indptr, edges.n), wide)
+    return ir.Graph([x, y, *edges.inputs], [ir.segment_reduce("sum", m, edges.indptr)]), edges
+
+
 MAKERS = {
     **{op: functools.partial(messages, op) for op in ("sum", "mean", "max", "min")},
     "attention": attention,
     "softmax": softmax,
     "halves": halves,
+    "beside": beside,
+    "of rows": of_rows,
 }
 
 
