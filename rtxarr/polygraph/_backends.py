@@ -7,6 +7,7 @@ from typing import Any
 
 from rtxarr.polygraph import _interpret
 from rtxarr.polygraph._ir import Graph, text
+from rtxarr.polygraph._low_modes import shorten
 from rtxarr.polygraph._program import Program
 from rtxarr.polygraph._trace import Trace
 
@@ -46,7 +47,14 @@ def program_for(fused: Any, trace: Trace, graph: Graph, strides: list[Any] | Non
     if fused.backend == "interpreter" or strides is None:
         return Interpreted(graph, trace.xp)
     backend = fused.backend or default_backend(trace.on_numpy, fused.mode)
+    if fused.mode == "fast" and _shortens(trace):
+        graph = shorten(graph)
     return Program(graph, backend, strides=strides)
+
+
+def _shortens(trace: Trace) -> bool:
+    """Tell whether transforms of low frequencies are faster in parts: NumPy's were not measured."""
+    return not trace.on_numpy
 
 
 def input_strides(trace: Trace) -> list[Any] | None:
