@@ -23,8 +23,8 @@ from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, 
 _THREADS = 256
 _SLOT = 16  # bytes for a value of a column, whatever its type
 _MEMORY_OF_THREAD = 112  # bytes on chip where a multiprocessor is full of threads
-_SHORT_BODY = 12  # statements up to which a thread takes more rows at once
-_IN_FLIGHT = 8  # packets that a thread reads at once, at most
+_SHORT_BODY = 8  # statements up to which a thread takes more rows at once
+_UNDER_WAY = 128  # bytes that a thread reads at once, at most
 
 
 class Shape(NamedTuple):
@@ -62,10 +62,19 @@ class Columns(Writer):
 
     def _packs(self) -> bool:
         """Tell whether sizes allow packets of ``lanes`` columns."""
-        places = [a for s in self.loops.statements for a in s.args if isinstance(a, Expr)]
-        places = [e for e in places if self.texts.step(e, "r") is not None]
-        whole = self.loops.rows % self.lanes == 0
-        return whole and all(self.texts.packs(e, "r", self.lanes) for e in places)
+        lanes = self.lanes
+        if self.loops.rows % lanes:
+            return False
+        for s in self.loops.statements:
+            for place in (a for a in s.args if isinstance(a, Expr)):
+                step = self._step(place)
+                if step is not None and not self.texts.packs(place, "r", lanes):
+                    return False
+                if s.op == "in_range" and step == 1:
+                    least, most = place.bounds
+                    if any(least < n <= most and n % lanes for n in s.args[1:]):
+                        return False
+        return True
 
     def _classify(self) -> None:
         names = self.texts.of_row
@@ -79,7 +88,9 @@ class Columns(Writer):
             values = self.by_column.intersection(sources_of(s))
             if values or any("r" in names_in(e) for e in places):
                 self.by_column.add(s.name)
-                if values <= self.by_packet and all(self._step(e) == 0 for e in places):
+                # The bounds of a range are multiples of packets, where packets are whole.
+                steps = (0, 1) if s.op == "in_range" else (0,)
+                if values <= self.by_packet and all(self._step(e) in steps for e in places):
                     self.by_packet.add(s.name)
             if s.name not in self.by_column or s.name in self.by_packet:
                 names.add(s.name)
@@ -95,10 +106,13 @@ class Columns(Writer):
 
     def _rows_at_once(self) -> int:
         """Return how many rows of a packet a thread takes at once."""
-        length = max(len(p.body) for p in self.loops.phases)
-        most = max(sum(s.op == "load" for s in p.body) for p in self.loops.phases)
-        elements = 32 if length <= _SHORT_BODY else 16
-        return max(min(elements // self.lanes, _IN_FLIGHT // max(most, 1), 8), 2)
+        fewest = 8
+        for phase in self.loops.phases:
+            packets = [s for s in phase.body if s.op == "load" and self._moves(s) == 1]
+            size = sum(s.dtype.itemsize for s in packets) * self.lanes
+            elements = 32 if len(phase.body) <= _SHORT_BODY else 16
+            fewest = min(fewest, elements // self.lanes, _UNDER_WAY // max(size, 1))
+        return max(fewest, 2)
 
     # ------------------------------------------------------------------------------- launches
 
@@ -330,15 +344,11 @@ class Columns(Writer):
                 out("const Index r = first;")
                 self._bound(sources_of(s), _first(where))
                 if step == 1:
-                    place_of = f"{buffer} + ({texts.expr(place)})"
-                    load = f"#load_packet<{lanes}>({target}, {place_of}, {lanes});"
+                    at = f"{target}, {buffer} + ({texts.expr(place)})"
                     if mask is None:
-                        out(load)
+                        out(f"#load_packet<{lanes}>({at}, {lanes});")
                     else:
-                        with out.block(f"if ({mask})"):
-                            out(load)
-                        with out.block("else"), out.unrolled("k", lanes):
-                            out(f"{target}[k] = {ops.zero(s.dtype)};")
+                        out(f"#load_packet_if<{lanes}>({mask}, {at});")
                 else:
                     out(f"const {self._type(s.name)} same = {texts.value_of(s)};")
                     with out.unrolled("k", lanes):

@@ -245,6 +245,16 @@ FUNCTION void load_packet(PRIVATE T* to, GLOBAL const S* from, Index count) {
   }
 }
 """,
+    # The test is of the whole packet; without a branch, several loads are under way at once.
+    "load_packet_if": """
+template<int N, class T, class S>
+FUNCTION void load_packet_if(bool test, PRIVATE T* to, GLOBAL const S* from) {
+  #Packet<S, N> packet = {};
+  if (test) packet = *(GLOBAL const #Packet<S, N>*)from;
+  UNROLL
+  for (int k = 0; k < N; ++k) to[k] = #value(packet.at[k]);
+}
+""",
     "store_packet": """
 template<int N, class T, class S>
 FUNCTION void store_packet(GLOBAL S* to, PRIVATE const T* from, Index count) {
