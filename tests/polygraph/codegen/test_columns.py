@@ -6,11 +6,14 @@ import re
 import numpy as np
 import pytest
 
+from rtxarr.polygraph import _interpret
 from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._cuda_backend import CudaBackend
 from rtxarr.polygraph._program import Program
 from rtxarr.polygraph.codegen import _nvrtc
 from rtxarr.polygraph.codegen._dialects import CUDA
 from rtxarr.polygraph.codegen._kernels import generate
+from rtxarr.testing import assert_close
 
 from .. import emulator
 from .test_kernels import Checked, array, standardized
@@ -251,3 +254,29 @@ def test_nothing_is_spilled(cc):
         _, log = _nvrtc.compile_text(text, cc, more=("--ptxas-options=-v",))
         assert sum(map(int, re.findall(r"(\d+) bytes spill stores", log))) <= 32, log
         assert max(map(int, re.findall(r"Used (\d+) registers", log))) <= 80
+
+
+LARGE = [(8, 128, 1152), (1, 4096, 1152), (3, 1099, 1001), (2, 30_000, 24), (1024, 2, 264)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_columns_on_a_gpu(function, dtype):
+    cupy = pytest.importorskip("cupy")
+    loose = {"rtol": 2e-2, "atol": 2e-2} if dtype == "bfloat16" else {"rtol": 1e-3, "atol": 1e-3}
+    for shape in (*SHAPES, *LARGE):
+        graph = graph_of(function, shape, dtype)
+        program = Program(graph, CudaBackend())
+        arrays = arrays_of(graph)
+        given = [cupy.asarray(x) for x in arrays]
+        moved = [cupy.empty(x.size + 1, x.dtype)[1:].reshape(x.shape) for x in given]
+        for to, x in zip(moved, given, strict=True):  # not where packets are aligned
+            to[...] = x
+        results = program(*given), program(*given), program(*moved)
+        want = _interpret.run(graph, arrays, np)
+        for *found, w in zip(*results, want, strict=True):
+            a, b, c = map(cupy.asnumpy, found)
+            assert a.tobytes() == b.tobytes()
+            assert_close(c, a, **loose)
+            assert_close(a, w, **loose)
