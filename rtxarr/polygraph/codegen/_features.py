@@ -105,7 +105,7 @@ class Features(Segments):
     def sizes(self) -> dict[str, int]:
         return {
             "share_bits": self._shares().bit_length() - 1,
-            "kept_at": self.partial_bytes() + THREADS,
+            "kept_at": super().shared_bytes(),
         }
 
     def partial_bytes(self) -> int:

@@ -18,7 +18,7 @@ from rtxarr.polygraph.codegen._writer import FULL, Entry, power_of_two
 THREADS = 256  # of a block
 WARPS = THREADS // 32
 _HUB = 256  # edges from which on a row can be a hub
-_HUB_BLOCKS = 1024
+_HUB_BLOCKS = 512
 
 
 class Segments(Passes):
@@ -92,8 +92,8 @@ class Segments(Passes):
         return WARPS * self.widths()[0] * SLOT * len(self.reductions)
 
     def shared_bytes(self) -> int:
-        """Return the bytes on chip: values of warps, then which rows are hubs."""
-        return self.partial_bytes() + THREADS
+        """Return the bytes on chip: values of warps, then which rows are hubs, and if any is."""
+        return self.partial_bytes() + THREADS + 16
 
     def tile_size(self) -> str:
         return f"along * {BATCH * self.lanes}"
@@ -141,11 +141,19 @@ class Segments(Passes):
         out, indptr = self.out, self.loops.indptr
         with out.block("if (is_hub)"):
             with out.block(f"if ((turn & {THREADS - 1}) == 0)"):
-                out("BARRIER();")
                 out("const Index mine = row + thread * hub_blocks;")
-                is_one = f"{indptr}[mine + 1] - {indptr}[mine] >= hub"
-                out(f"hubs[thread] = mine < rows && {is_one};")
+                has_many = f"{indptr}[mine + 1] - {indptr}[mine] >= hub"
+                out(f"const bool is_one = mine < rows && {has_many};")
                 out("BARRIER();")
+                out(f"if (thread == 0) hubs[{THREADS}] = 0;")
+                out("BARRIER();")
+                out("hubs[thread] = is_one;")
+                out(f"if (is_one) hubs[{THREADS}] = 1;")
+                out("BARRIER();")
+                with out.block(f"if (!hubs[{THREADS}])"):  # none of these
+                    out(f"row += {THREADS - 1} * hub_blocks;")
+                    out(f"turn += {THREADS - 1};")
+                    out("continue;")
             out(f"if (!hubs[turn & {THREADS - 1}]) continue;")
 
     def row_lines(self) -> None:
