@@ -12,13 +12,14 @@ What runs is straight-line code, written once for each program and shown by ``Pr
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rtxarr._device import namespace
 from rtxarr.polygraph import _interpret
-from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node, behind_views
+from rtxarr.polygraph._ir import CONTROL, TRANSFORMS, VIEWS, Graph, Node, behind_views
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._lower import lower
 from rtxarr.polygraph._passes import simplify
@@ -143,7 +144,6 @@ class Program:
 
     def _steps(self, groups: list[Group]) -> list[Step]:
         read_by_kernels = {n for g in groups if g.kind != "eager" for n in g.read}
-        dead = self._used_once(groups)
         steps = []
         for i, group in enumerate(groups):
             results = tuple(group.outputs)
@@ -156,8 +156,7 @@ class Program:
                 elif node.op in VIEWS and node.ndim and node not in read_by_kernels:
                     run = None  # it is written out
                 else:
-                    owned = dead.issuperset(node.src)
-                    run = eager_step(node, contiguous=node in read_by_kernels, owned=owned)
+                    run = eager_step(node, contiguous=node in read_by_kernels)
                 steps.append(Step(f"{node.op}{i}", run, node.src, results, None, group))
                 continue
             for node in group.read:
@@ -168,15 +167,6 @@ class Program:
             run = self.backend.build(loops)
             steps.append(Step(f"kernel{i}", run, sources, results, loops, group))
         return steps
-
-    def _used_once(self, groups: list[Group]) -> set[Node]:
-        """Return what kernels store for one step alone: nobody needs it when that has run."""
-        kernels = [g for g in groups if g.kind != "eager"]
-        found = {n for g in kernels for n in g.outputs}
-        found.difference_update(self.graph.roots, self.in_place)
-        users = Counter(n for g in kernels for n in g.read)
-        users.update(s for g in groups if g.kind == "eager" for n in g.outputs for s in n.src)
-        return {n for n in found if users[n] == 1}
 
     def control_step(self, node: Node, parts: list[Program]) -> Callable:
         """Return what runs a branch or loop, given the programs of its graphs."""
@@ -210,8 +200,12 @@ class Program:
         lines = [f"def program({', '.join(self._names.values())}):"]
         last = {n: i for i, step in enumerate(self.steps) for n in (*step.sources, *step.results)}
         kept = {*self.graph.roots, *self.graph.inputs}
+        spent = self._used_once()
         for i, step in enumerate(self.steps):
-            self._values[step.name] = step.run
+            run = step.run
+            if run is not None and step.results[0].op in TRANSFORMS:
+                run = functools.partial(run, owned=spent.issuperset(step.sources))
+            self._values[step.name] = run
             arguments = [self._name(n, step.loops is not None) for n in step.sources]
             if step.run is None:
                 lines.append(f"{self._name(step.results[0])} = {self._view(step, *arguments)}")
@@ -233,6 +227,13 @@ class Program:
                 lines.append(" = ".join([*map(self._name, dead), "None"]))
         lines += self._write_back()
         return "\n    ".join(lines) + "\n"
+
+    def _used_once(self) -> set[Node]:
+        """Return what kernels store for one step alone: nobody needs it when that has run."""
+        found = {n for step in self.steps if step.loops is not None for n in step.results}
+        found.difference_update(self.graph.roots, self.in_place)
+        users = Counter(n for step in self.steps for n in step.sources)
+        return {n for n in found if users[n] == 1}
 
     def _view(self, step: Step, source: str) -> str:
         """Return the text of a view."""
@@ -380,11 +381,11 @@ def _looked_at(node: Node) -> tuple[Node, ...]:
     return (node, *(n for s in call.src for n in _looked_at(s)))
 
 
-def eager_step(node: Node, *, contiguous: bool, owned: bool = False) -> Callable:
+def eager_step(node: Node, *, contiguous: bool) -> Callable:
     """Return what runs a node on arrays; ``contiguous`` if kernels read what it gives."""
     order = memory_order(node)
 
-    def run(*sources):
+    def run(*sources, owned=False):
         out = _interpret.evaluate(node, sources, namespace(*sources), owned=owned)
         return in_order(out, order) if contiguous else out
 
