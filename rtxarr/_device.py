@@ -567,7 +567,6 @@ _HALF = ("float16", "bfloat16")
 cuda: Any
 cupy: Any
 driver: Any
-get_fft_plan: Any
 njit: Any
 nvrtc: Any
 tile: Any
@@ -599,10 +598,6 @@ def __getattr__(name: str) -> Any:
         from cuda.bindings import nvrtc
 
         value = nvrtc
-    elif name == "get_fft_plan":
-        from cupyx.scipy.fftpack import get_fft_plan
-
-        value = get_fft_plan
     elif name == "driver":
         from cuda.bindings import driver
 
