@@ -14,11 +14,13 @@ from collections.abc import Callable
 import numpy as np
 
 from rtxarr.kernels import modes
+from rtxarr.polygraph import _interpret
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._ir import Graph, Node
 from rtxarr.polygraph._passes import filled, value_of
 
 _KEEP_ZEROS = ("negative", "positive", "conj", "cast")
+_COMPUTED = {"constant", "iota", "cast", *ir.MAPS, *ir.VIEWS}  # of what is known
 
 
 def shorten(graph: Graph) -> Graph:
@@ -61,12 +63,19 @@ def _used(node: Node, users: dict[Node, list[Node]], roots: set[Node]) -> int:
         for user in users[x]:
             if user.op == "slice":
                 most = max(most, _end(user, axis))
-            elif (user.op in ir.MAPS or user.op == "cast") and user not in seen:
+            elif not _is_elementwise(user, x):
+                return node.shape[axis]
+            elif user not in seen:
                 seen.add(user)
                 waiting.append(user)
-            elif user not in seen:
-                return node.shape[axis]
     return most
+
+
+def _is_elementwise(node: Node, x: Node) -> bool:
+    """Tell whether elements of a node are read of the same places of ``x`` alone."""
+    if node.op == "update":
+        return node.src[1] is not x
+    return node.op in ir.MAPS or node.op == "cast"
 
 
 def _end(node: Node, axis: int) -> int:
@@ -101,8 +110,10 @@ def _end_of(x: Node, axis: int, known: dict[Node, int]) -> int:
     if x.op in ("add", "subtract"):
         return max(ends)
     if x.op == "multiply":
-        finite = [value_of(s) is not None and np.isfinite(value_of(s)) for s in x.src[::-1]]
-        return min([end for end, good in zip(ends, finite, strict=True) if good], default=whole)
+        keep = [_keeps_zeros(s) for s in x.src[::-1]]
+        return min([end for end, good in zip(ends, keep, strict=True) if good], default=whole)
+    if x.op == "divide":
+        return ends[0] if _keeps_zeros(x.src[1], divides=True) else whole
     if x.op == "concat":
         if x.attrs[0] != axis:
             return max(ends)
@@ -112,6 +123,17 @@ def _end_of(x: Node, axis: int, known: dict[Node, int]) -> int:
             start += part.shape[axis]
         return end
     return whole
+
+
+def _keeps_zeros(x: Node, *, divides: bool = False) -> bool:
+    """Tell whether 0 times ``x`` (or divided by it) is 0 everywhere, as far as that is known."""
+    while x.op in ("broadcast", "reshape"):
+        (x,) = x.src
+    if any(n.op not in _COMPUTED for n in ir.topological([x])):
+        return False
+    with np.errstate(all="ignore"):
+        (value,) = _interpret.run(Graph([], [x]), [], np)
+    return bool(np.all(np.isfinite(value)) and not (divides and np.any(value == 0)))
 
 
 # ------------------------------------------------------------------------------- what replaces
