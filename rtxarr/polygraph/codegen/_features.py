@@ -395,26 +395,50 @@ class Features(Segments):
         reads = {*told, *keep, *(r.accumulator.of for r in narrow)}
 
         def each(held: dict[str, int]) -> None:
-            with out.unrolled("i", batch):
-                out("const Index place = begin + (lot + i) * edges * warps + own_edge;")
-                out("const bool valid = place < end;")
-                out("const Index c = valid ? place : last;")
-                for s in wanted(body, held, reads):
-                    if s.name in held:
-                        where = f"kept{held[s.name]}[(lot + i) * {THREADS}]"
-                        out(f"const {self._type(s.name)} {s.name} = #value({where});")
-                    else:
-                        out(self.texts.let(s))
-                for name in told:
-                    out(f"{name}_e[i] = {name};")
-                for name, slot in keep.items():
-                    element = self.kept_type(self.texts.dtypes[name])
-                    where = f"kept{slot}[(lot + i) * {THREADS}]"
-                    stored = f"{where} = #Store<{element}>::of({name});"
-                    out(f"if (lot + i < {self.n_kept}) {stored}")
-                for r in narrow:
-                    total = r.combine(r.running, r.element("c"))
-                    out(f"if (valid) {r.running} = {total};")
+            """Compute by stages: what is read in one, for all edges, is used in the next."""
+            some = wanted(body, held, reads)
+            stages = _stages(some, held)
+            last = max(stages.values(), default=0)
+            used = dict.fromkeys((*keep, *(r.accumulator.of for r in narrow)), last)
+            for s in some:
+                for n in sources_of(s) if s.name not in held else ():
+                    used[n] = max(used.get(n, 0), stages[s.name])
+            apart = {s.name for s in some if used.get(s.name, 0) > stages[s.name]}
+            for name in sorted(apart):
+                out(f"{self._type(name)} {name}_i[{batch}];")
+            for stage in range(last + 1):
+                with out.unrolled("i", batch):
+                    out("const Index place = begin + (lot + i) * edges * warps + own_edge;")
+                    out("const bool valid = place < end;")
+                    out("const Index c = valid ? place : last;")
+                    own = [s for s in some if stages[s.name] == stage]
+                    names = [n for s in own if s.name not in held for n in sources_of(s)]
+                    if stage == last:
+                        names += [*keep, *(r.accumulator.of for r in narrow)]
+                    before = [n for n in names if n in apart and stages[n] < stage]
+                    self._bind(before, {n: f"{n}_i[i]" for n in before})
+                    for s in own:
+                        if s.name in held:
+                            where = f"kept{held[s.name]}[(lot + i) * {THREADS}]"
+                            out(f"const {self._type(s.name)} {s.name} = #value({where});")
+                        else:
+                            out(self.texts.let(s))
+                        if s.name in apart:
+                            out(f"{s.name}_i[i] = {s.name};")
+                        if s.name in told:
+                            out(f"{s.name}_e[i] = {s.name};")
+                    if stage == last:
+                        finish()
+
+        def finish() -> None:
+            for name, slot in keep.items():
+                element = self.kept_type(self.texts.dtypes[name])
+                where = f"kept{slot}[(lot + i) * {THREADS}]"
+                stored = f"{where} = #Store<{element}>::of({name});"
+                out(f"if (lot + i < {self.n_kept}) {stored}")
+            for r in narrow:
+                total = r.combine(r.running, r.element("c"))
+                out(f"if (valid) {r.running} = {total};")
 
         if kept:
             with out.block(f"if (lot + {batch} <= {self.n_kept})"):
@@ -568,6 +592,17 @@ class Features(Segments):
             with out.block(f"for (Index other = 1; other < {WARPS}; ++other)"), each():
                 out(f"{a} = {r.combine(a, f'of[other * {width} * {lanes} + {at}]')};")
             out("BARRIER();")  # the next one takes the same place
+
+
+def _stages(body: Sequence[Statement], held: Iterable[str]) -> dict[str, int]:
+    """Return for each statement how many reads come before it, one after the other."""
+    stages: dict[str, int] = {}
+    reads = {s.name for s in body if s.op == "load"} | set(held)
+    for s in body:
+        sources = [] if s.name in held else sources_of(s)
+        found = [stages[n] + (n in reads) for n in sources if n in stages]
+        stages[s.name] = max(found, default=0)
+    return stages
 
 
 def _sameness(e: Expr) -> int:
