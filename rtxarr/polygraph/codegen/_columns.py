@@ -23,8 +23,9 @@ from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, 
 _THREADS = 256
 _SLOT = 16  # bytes for a value of a column, whatever its type
 _MEMORY_OF_THREAD = 112  # bytes on chip where a multiprocessor is full of threads
-_SHORT_BODY = 8  # statements up to which a thread takes more rows at once
-_UNDER_WAY = 128  # bytes that a thread reads at once, at most
+_RUNNING = 32  # registers for what a thread has reduced so far
+_SHORT_BODY = 10  # statements up to which a thread takes more rows at once
+_UNDER_WAY = 128  # bytes that a thread reads at once, at most, and of registers for an array
 
 
 class Shape(NamedTuple):
@@ -41,18 +42,21 @@ class Columns(Writer):
 
     def __init__(self, *args) -> None:
         super().__init__(*args)
+        self.reductions = [reduction(a) for p in self.loops.phases for a in p.accumulators]
+        n_values = sum(1 + r.is_found for r in self.reductions)
+        while self.lanes > 2 and n_values * self.lanes > _RUNNING:
+            self.lanes //= 2
         most = self.lanes
         while self.lanes > 2 and not self._packs():
             self.lanes //= 2
         self.packed = self._packs()
         if not self.packed:
             self.lanes = most
-        self.reductions = [reduction(a) for p in self.loops.phases for a in p.accumulators]
         self.by_column: set[str] = set()  # names whose values differ between columns
         self.by_packet: set[str] = set()  # of those, what is the same in a whole packet
         self._classify()
-        self.n_rows = self._rows_at_once()
         self.slots, self.keeps = keep_plan(self.loops, self.texts, self.strict)
+        self.n_rows = self._rows_at_once()
         # Whether text being written is for whole packets alone, or for none; None: for both.
         self.form: bool | None = None
         self.padded = 0  # rows that stay on chip
@@ -110,8 +114,10 @@ class Columns(Writer):
         for phase in self.loops.phases:
             packets = [s for s in phase.body if s.op == "load" and self._moves(s) == 1]
             size = sum(s.dtype.itemsize for s in packets) * self.lanes
-            elements = 32 if len(phase.body) <= _SHORT_BODY else 16
-            fewest = min(fewest, elements // self.lanes, _UNDER_WAY // max(size, 1))
+            width = max([4, *(s.dtype.itemsize for s in packets)]) * self.lanes
+            long = len(phase.body) + 2 * len(phase.accumulators) > _SHORT_BODY or self.slots
+            room = _UNDER_WAY // 2 if long else _UNDER_WAY
+            fewest = min(fewest, room // width, _UNDER_WAY // max(size, 1))
         return max(fewest, 2)
 
     # ------------------------------------------------------------------------------- launches
@@ -133,8 +139,8 @@ class Columns(Writer):
                     break
                 along *= 2
         tile, chunks, threads = along * self.n_rows, 1, width * along
-        if blocks * threads <= FULL // 2:  # else so many that all run at once
-            chunks = max(min(FULL * 3 // (4 * blocks * threads), -(-cols // (2 * tile))), 1)
+        if blocks * threads <= FULL // 2 and cols >= 4 * tile:
+            chunks = min(FULL * 3 // (4 * blocks * threads), cols // (2 * tile))  # to run at once
         span = -(-cols // (chunks * tile)) * tile
         return Shape(width, along, -(-cols // span), span)
 
