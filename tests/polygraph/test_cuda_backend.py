@@ -368,6 +368,28 @@ def test_operations_have_cupys_bits(name):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("heads", "features"), test_segments.SHARES)
+def test_heads_on_a_gpu(heads, features, dtype):
+    cupy = pytest.importorskip("cupy")
+    degrees = [*test_segments.DEGREES["hubs"], *np.random.default_rng(2).integers(0, 40, 3000)]
+    graph, edges = test_segments.attention(degrees, features, dtype, heads)
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(n.shape).astype(n.dtype) for n in graph.inputs[:-2]]
+    (want,) = _interpret.run(graph, [*arrays, *edges.arrays], np)
+    given = [cupy.asarray(x) for x in (*arrays, *edges.arrays)]
+    program = Program(graph, CudaBackend())
+    (got,) = program(*given)
+    loose = {"rtol": 1e-5, "atol": 1e-5} if dtype == "float32" else {"rtol": 2e-2, "atol": 2e-2}
+    assert_close(cupy.asnumpy(got), want, **loose)
+    apart = [cupy.empty(x.size + 1, x.dtype)[1:].reshape(x.shape) for x in arrays]
+    for x, y in zip(apart, given, strict=False):
+        x[...] = y
+    (again,) = program(*apart, *given[len(apart) :])  # packets are not whole
+    assert cupy.asnumpy(again).tobytes() == cupy.asnumpy(got).tobytes()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("which", test_segments.DEGREES)
 @pytest.mark.parametrize("name", test_segments.MAKERS)
 def test_edges_on_a_gpu(name, which):
