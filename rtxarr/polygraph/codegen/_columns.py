@@ -21,7 +21,6 @@ from rtxarr.polygraph.codegen._text import Argument, Kernel, Lines, loaded_names
 from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, sources_of, wanted
 
 _THREADS = 256
-_SLOT = 16  # bytes for a value of a column, whatever its type
 _MEMORY_OF_THREAD = 112  # bytes on chip where a multiprocessor is full of threads
 _RUNNING = 32  # registers for what a thread has reduced so far
 _SHORT_BODY = 10  # statements up to which a thread takes more rows at once
@@ -55,12 +54,17 @@ class Columns(Writer):
         self.by_column: set[str] = set()  # names whose values differ between columns
         self.by_packet: set[str] = set()  # of those, what is the same in a whole packet
         self._classify()
+        self.slot = max(map(self._bytes, self.reductions), default=0)  # of a value of a column
         self.slots, self.keeps = keep_plan(self.loops, self.texts, self.strict)
         self.n_rows = self._rows_at_once()
         # Whether text being written is for whole packets alone, or for none; None: for both.
         self.form: bool | None = None
         self.padded = 0  # rows that stay on chip
         self.partly = False  # and the others are read again in each pass
+
+    def _bytes(self, r: Reduction) -> int:
+        size = max(r.accumulator.dtype.itemsize, 4)
+        return 2 * max(size, 8 if self.wide else 4) if r.is_found else size
 
     # -------------------------------------------------------------------- what varies with what
 
@@ -151,7 +155,7 @@ class Columns(Writer):
     def _places(self, shape: Shape) -> list[int]:
         """Return where in shared memory the values of each reduction are, and where they end."""
         parts = max(shape.width * shape.along // max(shape.width, 32), 1)
-        each = parts * shape.width * self.lanes * _SLOT
+        each = -(-parts * shape.width * self.lanes * self.slot // 16) * 16
         return [each * k for k in range(len(self.reductions) + 1)]
 
     def run(self) -> Kernel:
@@ -182,7 +186,7 @@ class Columns(Writer):
             kind = "columns_split" if split else "columns"
             block = shape.width, shape.along
             entries.append(Entry(kind, self.out, grid, block, shared, arguments, bound))
-        size = _SLOT * len(self.reductions) * loops.rows * shape.chunks
+        size = self.slot * len(self.reductions) * loops.rows * shape.chunks
         return self.finish(entries, scratch=(size,) if split else ())
 
     def _plan_chip(self, shape: Shape) -> int:
@@ -220,7 +224,7 @@ class Columns(Writer):
         for k, r in enumerate(self.reductions):
             out(
                 f"GLOBAL {r.type}* const {r.name}_part = "
-                f"(GLOBAL {r.type}*)(scratch + {k * _SLOT} * rows * chunks);"
+                f"(GLOBAL {r.type}*)(scratch + {k * self.slot} * rows * chunks);"
             )
         self._row_statements(self.loops.before)
         for earlier in range(number):
@@ -263,7 +267,7 @@ class Columns(Writer):
         # Threads of one stretch have no two values of one packet, unless they lie in one warp.
         out("const Index stretch = width < 32 ? 32 : width;")
         out("const Index parts = width * along / stretch;")
-        out(f"const Index values = parts * width * {self.lanes * _SLOT};")
+        out(f"const Index values = (parts * width * {self.lanes * self.slot} + 15) / 16 * 16;")
         out(
             f"const Index own = (Index){d.block_x} * width * {self.lanes} "
             f"+ (packed ? x * {self.lanes} : x);"
