@@ -41,6 +41,17 @@ _LIBRARIES = frozenset(
         "numba",
         "ml_dtypes",
         "pytest",
+        "PIL",
+        "cuda",
+        "cudnn",
+        "jax",
+        "matplotlib",
+        "networkx",
+        "nvmath",
+        "pandas",
+        "sklearn",
+        "torch",
+        "tqdm",
     )
 ) | frozenset(sys.stdlib_module_names)
 _MISSING = object()
