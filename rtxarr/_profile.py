@@ -313,7 +313,7 @@ class profile:  # noqa: N801  (used like no_grad)
             for span in on_device:
                 start = (origin - zero) / 1e3 + 1e3 * span.device_start
                 # Both ends on one scale, so that inner spans end no later than outer ones.
-                duration = 1e3 * (span.device_stop - span.device_start)
+                duration = max(1e3 * (span.device_stop - span.device_start), 0.0)
                 events.append(_complete(span, process, 2, start, duration))
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
@@ -341,7 +341,7 @@ def _complete(span, process, thread, start, duration):
         "name": name,
         "cat": span.kind,
         "ph": "X",
-        "ts": start,
+        "ts": max(start, 0.0),
         "dur": duration,
         "pid": process,
         "tid": thread,

@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib
+import os
 import threading
 import traceback
 from pathlib import Path
@@ -598,7 +599,8 @@ def test_gpu_thousands_of_replays_leak_nothing(cupy):
     used, free = held()
     work(200)
     assert held()[0] == used
-    assert free - held()[1] < 64 << 20
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # other workers use the GPU, too
+        assert free - held()[1] < 64 << 20
 
 
 @gpu

@@ -150,9 +150,8 @@ def array(shape, dtype, seed=0):
     )
 
 
-def graph_of(name, dtype=None):
-    function, shape, own = CASES[name]
-    dtype = dtype or own
+def graph_of(name):
+    function, shape, dtype = CASES[name]
     x = ir.input_node(0, array((0,), dtype).dtype, shape)
     out = function(x)
     return ir.Graph([x], out if isinstance(out, list) else [out])
