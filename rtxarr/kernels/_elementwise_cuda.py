@@ -1,4 +1,9 @@
-"""GPU kernels of the elementwise functions: a thread makes 16 neighbouring bytes, or 8 numbers."""
+"""GPU kernels of the elementwise functions: a thread makes 16 neighbouring bytes, or 8 numbers.
+
+Arrays are given by their addresses, multiples of 16 bytes, and their number of elements: what the
+host has to hand over is little, and the order of their axes does not matter. A result may lie where
+an operand does.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,9 @@ from collections.abc import Callable
 import numpy as np
 
 from rtxarr._device import cuda
-from rtxarr.kernels._vector import access, each, lift, load4
+from rtxarr.kernels._vector import by_address, each, lift
 
-_ZERO = np.float32(0)
+WIDTHS = {"float32": 4, "float16": 8, "bfloat16": 8}
 
 
 def _device(function):
@@ -19,102 +24,160 @@ def _device(function):
 
 
 @functools.cache
-def unary(name: str, dtype: np.dtype, wide: bool):
-    """Return ``kernel(x, out)`` over flat arrays; ``kernel.per_thread`` elements a thread."""
-    kind, one = access(dtype, wide=wide), access(dtype, wide=False)
-    load, store, width = kind.load, kind.store, kind.width
-    load_one, store_one = one.load, one.store
-    apply, apply_one = each(_unary()[name], width), each(_unary()[name], 1)
+def unary(name: str, dtype: np.dtype):
+    """Return ``kernel(x, out, n)``; ``kernel.per_thread`` elements a thread."""
+    width = WIDTHS[dtype.name]
+    function = _unary()[name]
+    load, store, size = _access(dtype, width)
+    load_one, store_one, _ = _access(dtype, 1)
+    apply, apply_one = each(function, width), each(function, 1)
 
     @cuda.jit
-    def kernel(x, out):
-        first = cuda.grid(1) * width
-        if first + width <= out.size:
-            store(out, first, apply(load(x, first)))
+    def kernel(x, out, n):
+        first = np.int64(cuda.grid(1)) * width
+        if first + width <= n:
+            store(out + first * size, apply(load(x + first * size)))
         else:
-            for i in range(first, out.size):
-                store_one(out, i, apply_one(load_one(x, i)))
+            for i in range(first, n):
+                store_one(out + i * size, apply_one(load_one(x + i * size)))
 
     kernel.per_thread = width
     return kernel
 
 
 @functools.cache
-def binary(name: str, dtype: np.dtype, wide: bool, scalar: str | None):
-    """Return ``kernel(x, y, out)``, or ``kernel(x, out, number)`` with a ``scalar`` operand.
+def binary(name: str, dtype: np.dtype, form: str):
+    """Return ``kernel(x, y, out, n)``, likewise.
 
-    The number is the "first" or the "second" operand.
+    ``form`` says what the operands are: "arrays"; or ``x`` is one and ``y`` a float32 number or the
+    address of a single element, and the first or the second operand: "number first", "number
+    second", "one first", "one second".
     """
-    kind, one = access(dtype, wide=wide), access(dtype, wide=False)
-    load, store, width = kind.load, kind.store, kind.width
-    load_one, store_one = one.load, one.store
+    width = WIDTHS[dtype.name]
     function = _binary()[name]
-    if scalar is None:
+    load, store, size = _access(dtype, width)
+    load_one, store_one, _ = _access(dtype, 1)
+
+    if form == "arrays":
         apply, apply_one = lift(function, width), lift(function, 1)
 
         @cuda.jit
-        def kernel(x, y, out):
-            first = cuda.grid(1) * width
-            if first + width <= out.size:
-                store(out, first, apply(load(x, first), load(y, first)))
+        def kernel(x, y, out, n):
+            first = np.int64(cuda.grid(1)) * width
+            if first + width <= n:
+                at = first * size
+                store(out + at, apply(load(x + at), load(y + at)))
             else:
-                for i in range(first, out.size):
-                    store_one(out, i, apply_one(load_one(x, i), load_one(y, i)))
+                for i in range(first, n):
+                    at = i * size
+                    store_one(out + at, apply_one(load_one(x + at), load_one(y + at)))
+
+        kernel.per_thread = width
+        return kernel
+
+    if form.endswith("first"):
+
+        @_device
+        def pair(x, number):
+            return function(number, x)
 
     else:
-        if scalar == "second":
-            pair = function
+        pair = function
+    apply, apply_one = each(pair, width, with_number=True), each(pair, 1, with_number=True)
+
+    if form.startswith("number"):
+
+        @_device
+        def number_of(operand):
+            return operand
+
+    else:
+
+        @_device
+        def number_of(operand):
+            return load_one(operand)[0]
+
+    @cuda.jit
+    def kernel(x, y, out, n):
+        first, number = np.int64(cuda.grid(1)) * width, number_of(y)
+        if first + width <= n:
+            store(out + first * size, apply(load(x + first * size), number))
         else:
-
-            @_device
-            def pair(x, number):
-                return function(number, x)
-
-        apply, apply_one = each(pair, width, with_number=True), each(pair, 1, with_number=True)
-
-        @cuda.jit
-        def kernel(x, out, number):
-            first = cuda.grid(1) * width
-            if first + width <= out.size:
-                store(out, first, apply(load(x, first), number))
-            else:
-                for i in range(first, out.size):
-                    store_one(out, i, apply_one(load_one(x, i), number))
+            for i in range(first, n):
+                store_one(out + i * size, apply_one(load_one(x + i * size), number))
 
     kernel.per_thread = width
     return kernel
 
 
 @functools.cache
-def conversion(source: np.dtype, target: np.dtype, wide: bool):
-    """Return ``kernel(x, out)`` from one type to another; one of them is float32."""
-    half = access(target if source == np.float32 else source, wide=wide)
-    narrow = access(target if source == np.float32 else source, wide=False)
-    width = half.width
-    if source != np.float32:
-        load, store = half.load, half.store_scalars
-        load_one, store_one = narrow.load, narrow.store_scalars
-    else:
-        load, store = (_load8 if wide else access(source, wide=False).load), half.store
-        load_one, store_one = access(source, wide=False).load, narrow.store
+def scaled_product(dtype: np.dtype, form: str):
+    """Return ``kernel(x, y, number, out, n)`` for ``number * (x * y)``.
 
-    @cuda.jit
-    def kernel(x, out):
-        first = cuda.grid(1) * width
-        if first + width <= out.size:
-            store(out, first, load(x, first))
-        else:
-            for i in range(first, out.size):
-                store_one(out, i, load_one(x, i))
+    ``form`` is "arrays", or "one" where ``y`` is the address of a single element.
+    """
+    width = WIDTHS[dtype.name]
+    load, store, size = _access(dtype, width)
+    load_one, store_one, _ = _access(dtype, 1)
+    multiply = _binary()["multiply"]
+    with_number, with_number_one = (each(multiply, n, with_number=True) for n in (width, 1))
+    product, product_one = lift(multiply, width), lift(multiply, 1)
+
+    if form == "arrays":
+
+        @cuda.jit
+        def kernel(x, y, number, out, n):
+            first = np.int64(cuda.grid(1)) * width
+            if first + width <= n:
+                at = first * size
+                found = product(load(x + at), load(y + at))
+                store(out + at, with_number(found, number))
+            else:
+                for i in range(first, n):
+                    at = i * size
+                    found = product_one(load_one(x + at), load_one(y + at))
+                    store_one(out + at, with_number_one(found, number))
+
+    else:
+
+        @cuda.jit
+        def kernel(x, y, number, out, n):
+            first, one = np.int64(cuda.grid(1)) * width, load_one(y)[0]
+            if first + width <= n:
+                found = with_number(load(x + first * size), one)
+                store(out + first * size, with_number(found, number))
+            else:
+                for i in range(first, n):
+                    found = with_number_one(load_one(x + i * size), one)
+                    store_one(out + i * size, with_number_one(found, number))
 
     kernel.per_thread = width
     return kernel
 
 
-@_device
-def _load8(array, offset):
-    a, b = load4(array, offset), load4(array, offset + 4)
-    return (a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3])
+@functools.cache
+def conversion(source: np.dtype, target: np.dtype):
+    """Return ``kernel(x, out, n)`` from one type to another."""
+    load, _, from_size = _access(source, 8)
+    _, store, to_size = _access(target, 8)
+    load_one, store_one = _access(source, 1)[0], _access(target, 1)[1]
+
+    @cuda.jit
+    def kernel(x, out, n):
+        first = np.int64(cuda.grid(1)) * 8
+        if first + 8 <= n:
+            store(out + first * to_size, load(x + first * from_size))
+        else:
+            for i in range(first, n):
+                store_one(out + i * to_size, load_one(x + i * from_size))
+
+    kernel.per_thread = 8
+    return kernel
+
+
+def _access(dtype, width):
+    found = by_address(dtype, width)
+    return found.load, found.store, np.int64(found.n_bytes)
 
 
 @functools.cache

@@ -1,90 +1,224 @@
 """Elementwise functions of large arrays at the memory bandwidth.
 
 CuPy's kernels give each thread one element, which takes 40 % of the bandwidth for float32 and 20 %
-for the half types; here a thread takes 16 bytes. Small arrays are better left to CuPy: its calls
-cost the host less.
+for the half types; here a thread takes 16 bytes. Small arrays are left to CuPy, as are those that
+have gaps, lie otherwise than each other, or begin between multiples of 16 bytes: all functions
+here give None for them, at little cost.
+
+Half precision is computed in float32 and rounded once; a Python number is rounded to the type of
+the array first, as NumPy does.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from rtxarr._device import is_array, runs_kernels
+from rtxarr import _device
+from rtxarr._device import is_device_array, launch
 from rtxarr.dtypes import is_half
-from rtxarr.kernels._dense import map_dense
+from rtxarr.kernels.multi_tensor import contiguous
 
-__all__ = ["BINARY", "UNARY", "apply", "convert", "fits", "fits_conversion"]
+__all__ = ["BINARY", "UNARY", "add_to", "binary", "convert", "scaled_product", "unary"]
 
 UNARY = ("abs", "exp", "log", "negative", "sqrt", "square", "tanh")
 BINARY = ("add", "divide", "maximum", "minimum", "multiply", "subtract")
 
-
-def _takes(dtype):
-    return is_half(dtype) or dtype == np.float32
-
-
-def fits(x: Any, y: Any = None) -> bool:
-    """Tell whether the kernels take these operands.
-
-    Arrays of one shape and of one dtype: float32, float16 or bfloat16. One of two may be a Python
-    number.
-    """
-    operands = [x] if y is None else [x, y]
-    arrays = [a for a in operands if is_array(a)]
-    if not arrays or not all(is_array(a) or type(a) in (int, float) for a in operands):
-        return False
-    first = arrays[0]
-    return (
-        runs_kernels(first)
-        and _takes(first.dtype)
-        and first.size > 0
-        and all(a.dtype == first.dtype and a.shape == first.shape for a in arrays)
-    )
+# From this many elements on CuPy's kernels take longer than a launch.
+_FEWEST = 65_536
+_NUMBERS = (int, float)
 
 
-def apply(name: str, x: Any, y: Any = None) -> Any:
-    """Give the function of each element.
+def unary(name: str) -> Callable[[Any], Any]:
+    """Return ``function(x)``, which gives an array like ``x`` or None.
 
     Parameters
     ----------
     name : str
-        One of ``UNARY``, or of ``BINARY`` with ``y``.
-    x, y : array or number
-        Operands that :func:`fits`.
-
-    Returns
-    -------
-    array of their dtype
-        Half precision is computed in float32 and rounded once. NaN goes through all of them.
+        One of ``UNARY``.
     """
-    from rtxarr.kernels._elementwise_cuda import binary, unary
 
-    if y is None:
-        return map_dense(lambda wide: unary(name, x.dtype, wide), (x,))
-    if not is_array(y):
-        return map_dense(lambda wide: binary(name, x.dtype, wide, "second"), (x,), (np.float32(y),))
-    if not is_array(x):
-        return map_dense(lambda wide: binary(name, y.dtype, wide, "first"), (y,), (np.float32(x),))
-    return map_dense(lambda wide: binary(name, x.dtype, wide, None), (x, y))
+    def function(x):
+        if x.size < _FEWEST or not _fits(x):
+            return None
+        from rtxarr.kernels._elementwise_cuda import unary as kernel
+
+        return _run(kernel(name, x.dtype), x, (_address(x),))
+
+    return function
 
 
-def fits_conversion(x: Any, dtype: Any) -> bool:
-    """Tell whether :func:`convert` takes ``x`` to ``dtype``: float32 to a half type, or back."""
-    return fits(x) and _takes(dtype) and (x.dtype == np.float32) != (dtype == np.float32)
+def binary(name: str) -> Callable[[Any, Any], Any]:
+    """Return ``function(x, y)``, which gives an array or None.
+
+    Parameters
+    ----------
+    name : str
+        One of ``BINARY``. The operands are two arrays of one type, alike or one of a single element
+        (or the same element everywhere), or an array and a Python number.
+    """
+
+    def function(x, y):
+        if type(y) in _NUMBERS:
+            return with_number(x, y, "number second")
+        if type(x) in _NUMBERS:
+            return with_number(y, x, "number first")
+        n = x.size
+        if n < _FEWEST and y.size < _FEWEST:
+            return None
+        if _are_alike(x, y):
+            return run(x, y, "arrays")
+        if n >= y.size and _is_one(y, x):
+            return run(x, y, "one second")
+        return run(y, x, "one first") if _is_one(x, y) else None
+
+    def run(x, y, form):
+        if not _fits(x) or y.dtype != x.dtype or _place(y) != _place(x):
+            return None
+        if form == "arrays" and _address(y) % 16:
+            return None
+        from rtxarr.kernels._elementwise_cuda import binary as kernel
+
+        return _run(kernel(name, x.dtype, form), x, (_address(x), _address(y)))
+
+    def with_number(x, number, form):
+        if x.size < _FEWEST or not _fits(x):
+            return None
+        from rtxarr.kernels._elementwise_cuda import binary as kernel
+
+        number = _rounded(number, x.dtype)
+        return _run(kernel(name, x.dtype, form), x, (_address(x), number))
+
+    return function
+
+
+def scaled_product(x: Any, y: Any, number: float) -> Any:
+    """Give ``number * (x * y)``, or None.
+
+    Parameters
+    ----------
+    x, y : array
+        As for ``binary("multiply")``.
+    number : float
+    """
+    if x.size < y.size or not _are_alike(x, y) and _is_one(x, y):
+        x, y = y, x
+    if x.size < _FEWEST or not _fits(x) or y.dtype != x.dtype or _place(y) != _place(x):
+        return None
+    alike = _are_alike(x, y)
+    if _address(y) % 16 if alike else not _is_one(y, x):
+        return None
+    from rtxarr.kernels._elementwise_cuda import scaled_product as kernel
+
+    run = kernel(x.dtype, "arrays" if alike else "one")
+    return _run(run, x, (_address(x), _address(y), _rounded(number, x.dtype)))
+
+
+def add_to(total: Any, x: Any) -> bool:
+    """Add ``x`` to ``total`` in place, if the kernels take them; tell whether they did."""
+    if total.size < _FEWEST or not _are_alike(total, x) or not _fits(total):
+        return False
+    if x.dtype != total.dtype or _place(x) != _place(total) or _address(x) % 16:
+        return False
+    from rtxarr.kernels._elementwise_cuda import binary as kernel
+
+    addresses = (_address(total), _address(x))
+    _run(kernel("add", total.dtype, "arrays"), total, addresses, out=total)
+    return True
 
 
 def convert(x: Any, dtype: Any) -> Any:
-    """Give ``x`` in another dtype, rounded to nearest.
+    """Give ``x`` as float32 or a half type, rounded to nearest, or None.
 
     Parameters
     ----------
     x : array
-    dtype : dtype
-        One that :func:`fits_conversion`.
+    dtype : NumPy dtype
+        Float32 for half types, a half type for float32.
     """
-    from rtxarr.kernels._elementwise_cuda import conversion
+    if x.size < _FEWEST or (dtype == np.float32) == (x.dtype == np.float32):
+        return None
+    if not (dtype == np.float32 or is_half(dtype)) or not _fits(x):
+        return None
+    from rtxarr.kernels._elementwise_cuda import conversion as kernel
 
-    dtype = np.dtype(dtype)
-    return map_dense(lambda wide: conversion(x.dtype, dtype, wide), (x,), dtype=dtype)
+    return _run(kernel(x.dtype, dtype), x, (_address(x),), dtype=dtype)
+
+
+# ------------------------------------------------------------------------------- operands
+
+
+def _fits(x):
+    """Tell whether all of ``x`` can be read 16 bytes at a time on the current GPU."""
+    dtype = x.dtype
+    if not (dtype == np.float32 or is_half(dtype)) or not _is_dense(x) or _address(x) % 16:
+        return False
+    if _device._SIMULATING:
+        return True
+    return is_device_array(x) and x.data.device_id == _device.cupy.cuda.runtime.getDevice()
+
+
+def _are_alike(x, y):
+    """Tell whether elements with one index lie equally far from where the arrays begin."""
+    if x.shape != y.shape:
+        return False
+    return x.strides == y.strides or (contiguous(x) and contiguous(y))
+
+
+def _is_one(x, like):
+    """Tell whether ``x`` is one element everywhere, and broadcast gives the shape of ``like``."""
+    if x.size == 1:
+        return x.ndim <= like.ndim
+    return x.shape == like.shape and not any(x.strides)
+
+
+def _is_dense(x):
+    """Tell whether the elements lie side by side, in whatever order of the axes."""
+    if contiguous(x):
+        return True
+    expected = x.itemsize
+    for stride, n in sorted(zip(x.strides, x.shape, strict=True)):
+        if n > 1:
+            if stride != expected:
+                return False
+            expected *= n
+    return True
+
+
+def _place(x):
+    return None if isinstance(x, np.ndarray) else x.data.device_id
+
+
+def _address(x):
+    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+
+
+def _rounded(number, dtype):
+    # Zeros apart, which are equal whatever their sign.
+    return _rounded_of_sign(number, dtype, not number and math.copysign(1, number) < 0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rounded_of_sign(number, dtype, is_negative):
+    with np.errstate(over="ignore"):
+        return np.float32(np.asarray(number, dtype))
+
+
+def _run(kernel, like, arguments, *, dtype=None, out=None):
+    if out is None:
+        out = _empty_like(like, like.dtype if dtype is None else dtype)
+    n = like.size
+    launch(kernel, -(-n // kernel.per_thread), (*arguments, _address(out), n))
+    return out
+
+
+def _empty_like(x, dtype):
+    if isinstance(x, np.ndarray):
+        return np.empty_like(x, dtype)
+    if contiguous(x):
+        return _device.cupy.ndarray(x.shape, dtype)
+    return _device.cupy.empty_like(x, dtype)

@@ -1,13 +1,20 @@
-"""Elementwise kernels against NumPy in float64, rounded once."""
-
-import itertools
+"""Elementwise kernels against NumPy in float32, rounded once."""
 
 import numpy as np
 import pytest
 
 import rtxarr as rx
 from rtxarr import _device
-from rtxarr.kernels.elementwise import BINARY, UNARY, apply, convert, fits, fits_conversion
+from rtxarr.kernels import elementwise
+from rtxarr.kernels.elementwise import (
+    BINARY,
+    UNARY,
+    add_to,
+    binary,
+    convert,
+    scaled_product,
+    unary,
+)
 from rtxarr.testing import assert_close
 
 DTYPES = ["float32", "float16", "bfloat16"]
@@ -15,14 +22,24 @@ EXACT = {"abs", "negative", "add", "multiply", "subtract", "maximum", "minimum",
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan]
 
 
-def lay_out(xp, x, way):
-    if way == "shifted":  # not at a multiple of 16 bytes
-        return xp.asarray(np.concatenate([x.reshape(-1)[:1], x.reshape(-1)]))[1:].reshape(x.shape)
-    if way == "transposed":
-        return xp.asarray(np.ascontiguousarray(x.T)).T
-    if way == "gaps":
-        return xp.asarray(np.repeat(x, 2, axis=-1))[..., ::2]
-    return xp.asarray(x)
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(elementwise, "_FEWEST", 1)
+    make = elementwise._empty_like
+
+    def poisoned(x, dtype):
+        out = make(x, dtype)
+        out[...] = 77
+        return out
+
+    monkeypatch.setattr(elementwise, "_empty_like", poisoned)
+
+
+def lay_out(place, x, way):
+    x = _device.to_device(x, place)
+    if way == "turned":
+        return x.T.copy(order="C").T
+    return x.transpose(1, 0, 2).copy(order="C").transpose(1, 0, 2) if way == "heads" else x
 
 
 def values(rng, shape, dtype, special):
@@ -34,78 +51,134 @@ def values(rng, shape, dtype, special):
 
 
 def check(got, want, name):
+    assert got is not None
     host = rx.Tensor(got).numpy()
     want = np.asarray(want, np.float32).astype(host.dtype)
-    if name in EXACT or host.dtype.itemsize == 2 and name in ("divide", "sqrt"):
+    if name in EXACT or (host.dtype.itemsize == 2 and name in ("divide", "sqrt")):
         assert_close(host, want, exact=True)
     else:
         assert_close(host, want, rtol=2e-6 if host.dtype == np.float32 else 1e-2)
 
 
-def compare(xp, dtype, shape, ways):
-    rng = np.random.default_rng(0)
-    special = xp is not np  # the simulator warns of them
-    x, y = (values(rng, shape, dtype, special) for _ in range(2))
-    wide_x, wide_y = x.astype(np.float32), y.astype(np.float32)
-    on_x, on_y = lay_out(xp, x, ways[0]), lay_out(xp, y, ways[1])
-    with np.errstate(all="ignore"):
-        for name in UNARY:
-            assert fits(on_x)
-            if not special and name in ("log", "sqrt"):
-                positive = np.abs(x) + np.asarray(0.5, x.dtype)
-                want = getattr(np, name)(positive.astype(np.float32))
-                check(apply(name, lay_out(xp, positive, ways[0])), want, name)
-            else:
-                check(apply(name, on_x), getattr(np, name)(wide_x), name)
-        for name in BINARY:
-            function = getattr(np, name)
-            assert fits(on_x, on_y)
-            check(apply(name, on_x, on_y), function(wide_x, wide_y), name)
-            for number in (0.3, -2):
-                number32 = np.float32(number)
-                check(apply(name, on_x, number), function(wide_x, number32), name)
-                check(apply(name, number, on_x), function(number32, wide_x), name)
-    for other in DTYPES:
-        target = np.dtype(getattr(rx, other))
-        if fits_conversion(on_x, target):
-            got = convert(on_x, target)
-            assert got.dtype == target
-            assert_close(rx.Tensor(got).numpy(), x.astype(target), exact=True)
+def rounded(number, dtype):
+    return np.float32(np.asarray(number, dtype))
 
 
-WAYS = [("plain", "plain"), ("shifted", "plain"), ("transposed", "gaps"), ("gaps", "transposed")]
-
-
-@pytest.mark.sim
-@pytest.mark.parametrize("ways", WAYS, ids="-".join)
+@pytest.mark.parametrize("way", ["plain", "turned", "heads"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_simulated(dtype, ways):
-    compare(np, dtype, (3, 7), ways)
+def test_functions(place, small, dtype, way):
+    rng = np.random.default_rng(0)
+    special = place != "cpu"  # the simulator warns of them
+    for shape in [(3, 1, 7), (2, 4, 4)] if place == "cpu" else [(3, 1, 7), (20, 333, 77)]:
+        x, y = (values(rng, shape, dtype, special) for _ in range(2))
+        wide_x, wide_y = x.astype(np.float32), y.astype(np.float32)
+        on_x, on_y = lay_out(place, x, way), lay_out(place, y, way)
+        with np.errstate(all="ignore"):
+            for name in UNARY:
+                positive = name in ("log", "sqrt") and not special
+                source = np.abs(x) + np.asarray(0.5, x.dtype) if positive else x
+                got = unary(name)(lay_out(place, source, way))
+                check(got, getattr(np, name)(source.astype(np.float32)), name)
+                assert got.strides == on_x.strides or 1 in shape
+            for name in BINARY:
+                function, run = getattr(np, name), binary(name)
+                check(run(on_x, on_y), function(wide_x, wide_y), name)
+                for number in (0.3, -2):
+                    n = rounded(number, x.dtype)
+                    check(run(on_x, number), function(wide_x, n), name)
+                    check(run(number, on_x), function(n, wide_x), name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_element_with_many(place, small, dtype):
+    rng = np.random.default_rng(1)
+    x = values(rng, (3, 21), dtype, False)
+    one = values(rng, (), dtype, False)
+    on_x, on_one = _device.to_device(x, place), _device.to_device(one, place)
+    xp = _device.namespace(on_x)
+    wide_x, wide_one = x.astype(np.float32), np.float32(one)
+    for other in (on_one, xp.reshape(on_one, (1, 1)), xp.broadcast_to(on_one, x.shape)):
+        for name in ("subtract", "divide"):
+            function, run = getattr(np, name), binary(name)
+            check(run(on_x, other), function(wide_x, wide_one), name)
+            check(run(other, on_x), function(wide_one, wide_x), name)
+    assert binary("add")(on_x, xp.reshape(on_one, (1, 1, 1))) is None  # it has an axis more
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_with_a_number(place, small, dtype):
+    rng = np.random.default_rng(2)
+    x, y = (values(rng, (5, 13), dtype, False) for _ in range(2))
+    on_x, on_y = (_device.to_device(a, place) for a in (x, y))
+    wide_x, wide_y = x.astype(np.float32), y.astype(np.float32)
+    check(scaled_product(on_x, on_y, -2), wide_x * wide_y * np.float32(-2), "multiply")
+    one = _device.namespace(on_x).broadcast_to(on_y[1, 2], x.shape)
+    for pair in ((on_x, one), (one, on_x)):
+        check(scaled_product(*pair, 0.5), wide_x * wide_y[1, 2] * np.float32(0.5), "multiply")
+    assert scaled_product(on_x, on_y[0], 2) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_in_place(place, small, dtype):
+    rng = np.random.default_rng(3)
+    x, y = (values(rng, (7, 11), dtype, False) for _ in range(2))
+    total, other = (_device.to_device(a.copy(), place) for a in (x, y))
+    assert add_to(total, other)
+    check(total, x.astype(np.float32) + y.astype(np.float32), "add")
+    assert_close(rx.Tensor(other).numpy(), y, exact=True)
+    before = rx.Tensor(total).numpy().copy()
+    assert not add_to(total, other[:1])
+    assert not add_to(total, other.T)
+    assert_close(rx.Tensor(total).numpy(), before, exact=True)
+
+
+def test_conversions(place, small):
+    rng = np.random.default_rng(4)
+    for source in DTYPES:
+        x = values(rng, (3, 7), source, place != "cpu")
+        on_x = lay_out(place, x, "turned")
+        for other in DTYPES:
+            target = np.dtype(getattr(rx, other))
+            got = convert(on_x, target)
+            if (source == "float32") == (other == "float32"):
+                assert got is None
+                continue
+            assert got.dtype == target
+            assert got.strides == tuple(n // x.itemsize * target.itemsize for n in on_x.strides)
+            with np.errstate(all="ignore"):
+                assert_close(rx.Tensor(got).numpy(), x.astype(target), exact=True)
+
+
+def test_what_is_left_to_others(place, small, monkeypatch):
+    add, negative = binary("add"), unary("negative")
+    x = _device.to_device(np.ones((4, 8), np.float32), place)
+    xp = _device.namespace(x)
+    assert add(x, x) is not None
+    assert add(x, xp.ones(8, dtype=xp.float32, device=x.device)) is None
+    assert add(x, x.T.copy(order="C").T) is None
+    assert add(x, xp.astype(x, xp.float16)) is None
+    assert negative(xp.astype(x, xp.int32)) is None
+    assert negative(xp.astype(x, xp.float64)) is None
+    assert negative(x[:, ::2]) is None
+    assert negative(xp.reshape(x, (-1,))[1:]) is None  # not at a multiple of 16 bytes
+    assert convert(x, np.dtype(np.float64)) is None
+    assert convert(x, np.dtype(np.int32)) is None
+    monkeypatch.setattr(elementwise, "_FEWEST", 33)
+    assert add(x, x) is None and add(x, 2) is None and add(2.0, x) is None
+    assert negative(x) is None and convert(x, np.dtype(np.float16)) is None
+    assert scaled_product(x, x, 2) is None and not add_to(x, x)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(1,), (3, 7), (1000, 33), (2, 3, 1 << 18)], ids=str)
-@pytest.mark.parametrize("ways", WAYS, ids="-".join)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_on_device(dtype, ways, shape):
-    compare(_device.cupy, dtype, shape, ways)
-
-
-@pytest.mark.sim
-def test_what_fits():
-    x = np.ones((2, 3), np.float32)
-    assert fits(x) and fits(x, 2) and fits(2.5, x) and fits(x, x.T.copy().T)
-    assert not fits(x, np.ones(3, np.float32))
-    assert not fits(x, x.astype(np.float16))
-    assert not fits(x.astype(np.int32))
-    assert not fits(x, True)
-    assert not fits(x, np.float64(2))
-    assert not fits(2.0, 3.0)
-    assert not fits(x[:0])
-    assert fits_conversion(x, np.dtype(np.float16))
-    for a, b in itertools.product((np.float16, rx.bfloat16), repeat=2):
-        assert not fits_conversion(x.astype(a), np.dtype(b))
-    assert not fits_conversion(x, np.dtype(np.float64))
+def test_offsets_beyond_four_gigabytes():
+    cupy = _device.cupy
+    if cupy.cuda.runtime.memGetInfo()[0] < 20 << 30:
+        pytest.skip("needs 20 GB of free memory on the GPU")
+    x = cupy.ones(3 << 30, cupy.float16)
+    got = binary("add")(x, 1.0)
+    assert got is not None
+    for i in (0, 1 << 30, (1 << 31) + 5, (3 << 30) - 1):
+        assert float(got[i]) == 2
 
 
 @pytest.mark.skipif(_device._SIMULATING, reason="needs NUMBA_ENABLE_CUDASIM unset")
@@ -113,10 +186,17 @@ def test_no_two_kernels_are_one_on_disk():
     from rtxarr._kernel_cache import fingerprint
     from rtxarr.kernels import _elementwise_cuda as made
 
-    dtypes = [np.dtype(getattr(rx, name)) for name in DTYPES]
+    forms = ("arrays", "number first", "number second", "one first", "one second")
     kernels = []
-    for dtype, wide in itertools.product(dtypes, (False, True)):
-        kernels += [made.unary(name, dtype, wide) for name in UNARY]
-        for name, scalar in itertools.product(BINARY, (None, "first", "second")):
-            kernels.append(made.binary(name, dtype, wide, scalar))
+    for dtype in (np.dtype(getattr(rx, name)) for name in DTYPES):
+        kernels += [made.unary(name, dtype) for name in UNARY]
+        kernels += [made.binary(*x, y) for x in ((n, dtype) for n in BINARY) for y in forms]
+        kernels += [made.scaled_product(dtype, form) for form in ("arrays", "one")]
     assert len({fingerprint(kernel) for kernel in kernels}) == len(kernels)
+
+
+def test_zeros_keep_their_sign(place, small):
+    x = _device.to_device(np.ones(8, np.float32), place)
+    for number in (0.0, -0.0, 0):
+        got = rx.Tensor(binary("multiply")(x, number)).numpy()
+        assert_close(np.signbit(got), np.full(8, np.signbit(np.float32(number))), exact=True)

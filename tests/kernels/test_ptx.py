@@ -306,25 +306,26 @@ def fp8_cases():
 
 
 def elementwise_cases():
-    from rtxarr.kernels._elementwise_cuda import binary, conversion, unary
+    from rtxarr.kernels import _elementwise_cuda as kernels
     from rtxarr.kernels.elementwise import BINARY, UNARY
 
     single = dtype_of("float32")
-    for name in ("float32", "bfloat16"):
-        values, dtype = (name, 1, "C"), dtype_of(name)
-        for which in UNARY:
-            yield f"{which}-{name}", unary(which, dtype, True), (values,) * 2
-        for which in BINARY:
-            yield f"{which}-{name}", binary(which, dtype, True, None), (values,) * 3
+    for name in ("float32", "float16", "bfloat16"):
+        dtype, three = dtype_of(name), ("int64",) * 3
+        for which in UNARY if name != "float16" else UNARY[:1]:
+            yield f"{which}-{name}", kernels.unary(which, dtype), three
+        for which in BINARY if name != "float16" else BINARY[:1]:
+            yield f"{which}-{name}", kernels.binary(which, dtype, "arrays"), (*three, "int64")
         for side in ("first", "second"):
-            kernel, signature = binary("subtract", dtype, True, side), (values, values, "float32")
-            yield f"subtract-{side}-{name}", kernel, signature
+            for what, kind in (("number", "float32"), ("one", "int64")):
+                kernel = kernels.binary("subtract", dtype, f"{what} {side}")
+                yield f"subtract-{what}-{side}-{name}", kernel, ("int64", kind, "int64", "int64")
+        for form in ("arrays", "one"):
+            signature = ("int64", "int64", "float32", "int64", "int64")
+            yield f"scaled-{form}-{name}", kernels.scaled_product(dtype, form), signature
     for name in ("float16", "bfloat16"):
-        pair = [(dtype_of(name), (name, 1, "C")), (single, ("float32", 1, "C"))]
-        for (source, x), (target, out) in (pair, pair[::-1]):
-            for wide in (True, False):
-                title = f"{source}-to-{target}{'-wide' * wide}"
-                yield title, conversion(source, target, wide), (x, out)
+        for pair in ((dtype_of(name), single), (single, dtype_of(name))):
+            yield "-to-".join(map(str, pair)), kernels.conversion(*pair), ("int64",) * 3
 
 
 def sampling_cases():
