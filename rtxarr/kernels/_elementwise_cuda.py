@@ -198,11 +198,15 @@ def _unary() -> dict[str, Callable]:
 def _binary() -> dict[str, Callable]:
     @_device
     def maximum(x, y):
-        return x if x > y or x != x else y  # NaN of either goes through
+        if x != x:  # NaN of either goes through
+            return x
+        return y if y != y else max(x, y)  # of two zeros the positive one, as CuPy
 
     @_device
     def minimum(x, y):
-        return x if x < y or x != x else y
+        if x != x:
+            return x
+        return y if y != y else min(x, y)
 
     found = {
         "add": lambda x, y: x + y,

@@ -19,11 +19,21 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._device import is_device_array, launch
+from rtxarr._device import is_device_array, launch, namespace
 from rtxarr.dtypes import is_half
 from rtxarr.kernels.multi_tensor import contiguous
 
-__all__ = ["BINARY", "UNARY", "add_to", "binary", "convert", "scaled_product", "unary"]
+__all__ = [
+    "BINARY",
+    "UNARY",
+    "add_to",
+    "binary",
+    "cast",
+    "convert",
+    "preferred",
+    "scaled_product",
+    "unary",
+]
 
 UNARY = ("abs", "exp", "log", "negative", "sqrt", "square", "tanh")
 BINARY = ("add", "divide", "maximum", "minimum", "multiply", "subtract")
@@ -33,6 +43,57 @@ _FEWEST = 65_536
 _NUMBERS = (int, float)
 
 
+def preferred(name: str, types: tuple[type, ...], otherwise: Callable) -> Callable:
+    """Return ``otherwise``, but with the kernel where it fits.
+
+    Parameters
+    ----------
+    name : str
+        Any function's; of those neither in ``UNARY`` nor in ``BINARY`` ``otherwise`` is returned.
+    types : tuple of type
+        Of the arguments: CuPy arrays, or one and a Python number.
+    otherwise : callable
+        CuPy's function.
+    """
+    if name in UNARY:
+        kernel = unary(name)
+
+        def function(x):
+            if x.size < _FEWEST or (out := kernel(x)) is None:
+                return otherwise(x)
+            return out
+
+        return function
+
+    if name not in BINARY:
+        return otherwise
+    kernel, (first, second) = binary(name), types
+
+    if second in _NUMBERS:
+
+        def function(x, y):
+            if x.size < _FEWEST or (out := kernel(x, y)) is None:
+                return otherwise(x, y)
+            return out
+
+    elif first in _NUMBERS:
+
+        def function(x, y):
+            if y.size < _FEWEST or (out := kernel(x, y)) is None:
+                return otherwise(x, y)
+            return out
+
+    else:
+
+        def function(x, y):
+            if x.size < _FEWEST and y.size < _FEWEST or (out := kernel(x, y)) is None:
+                return otherwise(x, y)
+            return out
+
+    return function
+
+
+@functools.cache
 def unary(name: str) -> Callable[[Any], Any]:
     """Return ``function(x)``, which gives an array like ``x`` or None.
 
@@ -52,6 +113,7 @@ def unary(name: str) -> Callable[[Any], Any]:
     return function
 
 
+@functools.cache
 def binary(name: str) -> Callable[[Any, Any], Any]:
     """Return ``function(x, y)``, which gives an array or None.
 
@@ -131,6 +193,23 @@ def add_to(total: Any, x: Any) -> bool:
     return True
 
 
+def cast(x: Any, dtype: Any, *, copy: bool = True) -> Any:
+    """Give ``x`` in another type: by the kernel where it fits, else by its own library.
+
+    Parameters
+    ----------
+    x : array
+    dtype : dtype
+    copy : bool, default True
+        Copy even when ``x`` already has that type.
+    """
+    if is_device_array(x) and x.size >= _FEWEST:
+        out = convert(x, np.dtype(dtype))
+        if out is not None:
+            return out
+    return namespace(x).astype(x, dtype, copy=copy)
+
+
 def convert(x: Any, dtype: Any) -> Any:
     """Give ``x`` as float32 or a half type, rounded to nearest, or None.
 
@@ -190,7 +269,7 @@ def _is_dense(x):
 
 
 def _place(x):
-    return None if isinstance(x, np.ndarray) else x.data.device_id
+    return None if isinstance(x, (np.ndarray, np.generic)) else x.data.device_id
 
 
 def _address(x):
