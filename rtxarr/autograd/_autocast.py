@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rtxarr._device import namespace
 from rtxarr._replay import moment
 from rtxarr.autograd._mode import AUTOCAST, Block, state
 from rtxarr.autograd._tape import Tensor, store_of
 from rtxarr.dtypes import bfloat16, is_half
+from rtxarr.kernels.elementwise import cast
 
 # ------------------------------------------------------------------------------- the table
 #
@@ -183,7 +183,7 @@ def _cast(arg, data, dtype):
     casts = state.casts
     shared = isinstance(arg, Tensor) and (arg.node is not None or type(arg) is not Tensor)
     if casts is None or not shared:
-        return namespace(data).astype(data, dtype)
+        return cast(data, dtype)
     key, version = id(arg), store_of(arg)[0]
     # A captured step must make what it uses, and what it changes is cast anew.
     now = moment()
@@ -196,10 +196,10 @@ def _cast(arg, data, dtype):
         and known.moment == now
     ):
         return known.cast
-    cast = namespace(data).astype(data, dtype)
+    made = cast(data, dtype)
     owner = weakref.ref(arg, lambda _: casts.pop(key, None))
-    casts[key] = _Known(owner, data, version, now, cast)
-    return cast
+    casts[key] = _Known(owner, data, version, now, made)
+    return made
 
 
 class _Known(NamedTuple):

@@ -11,6 +11,7 @@ from rtxarr.autograd._mode import AUTOCAST, PROFILED, RECORDED, state, witness
 from rtxarr.autograd._op import checksum
 from rtxarr.autograd._tape import Leaf, Node, Tensor, make_tensor, raw
 from rtxarr.dtypes import is_complex, is_inexact
+from rtxarr.kernels.elementwise import add_to
 
 _FREED = object()
 _accumulating = threading.Lock()  # threads that share parameters add to the same leaves
@@ -34,7 +35,7 @@ class Samples:
             )
         grad = _cast(rule(g, saved), dtype)
         known = self.grads.get(leaf)
-        self.grads[leaf] = grad if known is None else known + grad
+        self.grads[leaf] = grad if known is None else _sum(known, grad)
 
 
 def accumulate_leaves(tensor, grad, *, retain_graph=False):
@@ -49,7 +50,7 @@ def accumulate_leaves(tensor, grad, *, retain_graph=False):
         for leaf, g in zip(leaves, grads, strict=True):
             if seen is not None:
                 seen.set_grad(leaf)
-            leaf.grad = g if leaf.grad is None else leaf.grad + g
+            leaf.grad = g if leaf.grad is None else _sum(leaf.grad, g)
 
 
 def gradients(outputs, inputs, grads=None, *, create_graph=False, retain_graph=None):
@@ -332,23 +333,33 @@ class _Pass:
             return
         if type(known) is list:
             is_first = known[slot] is None
-            known[slot] = g if is_first else known[slot] + g
+            known[slot] = g if is_first else _sum(known[slot], g)
             if target.plan.op.takes_masks and (mask is not None or target in self.masks):
                 masks = self.masks.setdefault(target, [None] * len(known))
                 both = None if mask is None or masks[slot] is None else masks[slot] | mask
                 masks[slot] = mask if is_first else both
             return
         if not self.create_graph and target in self.owned:
-            known += g
+            if not _device.is_device_array(known) or not add_to(known, g):
+                known += g
             grads[target] = known
         else:
-            grads[target] = known + g
+            grads[target] = _sum(known, g)
             self.owned.add(target)
         if self.masks and target in self.masks:
             if mask is None:
                 del self.masks[target]
             else:
                 self.masks[target] = self.masks[target] | mask
+
+
+def _sum(x, y):
+    """Add two gradients: on the CPU by the operator, which is quicker, on a GPU by the kernel."""
+    if not _device.is_device_array(x):
+        return x + y
+    from rtxarr import ops
+
+    return ops.add(x, y)
 
 
 def _restore(node, saved, keep):

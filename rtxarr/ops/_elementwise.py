@@ -6,6 +6,7 @@ from rtxarr import dtypes
 from rtxarr._device import full_scalar, is_array, is_device_array, namespace, to_device
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
+from rtxarr.kernels import elementwise as kernels
 
 __all__ = [
     "abs",
@@ -95,6 +96,8 @@ class _Implementations(dict):
         def function(*args):
             found = getattr(namespace(*args), name)
             if any(is_array(a) for a in args):  # else it depends on the current device
+                if all(is_device_array(a) or type(a) in (int, float) for a in args):
+                    found = kernels.preferred(name, types, found)
                 self[types] = found
             return found(*args)
 
@@ -118,7 +121,13 @@ def _binary(name, summary, rule1=None, rule2=None, *, holomorphic=True):
     implementations = _Implementations(name)
 
     def function(x1, x2, /):
-        if getattr(x1, "dtype", None) in BFLOAT16 or getattr(x2, "dtype", None) in BFLOAT16:
+        dtype1, dtype2 = getattr(x1, "dtype", None), getattr(x2, "dtype", None)
+        if (dtype1 in BFLOAT16 or dtype2 in BFLOAT16) and (
+            dtype1 is not dtype2 or type(x1) is not type(x2)
+        ):
+            out = _with_number(name, x1, x2)
+            if out is not None:
+                return out
             x1, x2 = _align(x1, x2)
         try:
             return implementations[type(x1), type(x2)](x1, x2)
@@ -128,6 +137,16 @@ def _binary(name, summary, rule1=None, rule2=None, *, holomorphic=True):
 
     rules = {"x1": rule1, "x2": rule2} if rule1 else {}
     return _finish(function, name, summary, ("x1", "x2"), rules, holomorphic)
+
+
+def _with_number(name, x1, x2):
+    """Give ``name`` of a large GPU array and a Python number, which the kernel takes; or None."""
+    if name not in kernels.BINARY:
+        return None
+    array, number = (x1, x2) if hasattr(x1, "dtype") else (x2, x1)
+    if type(number) not in (int, float) or not is_device_array(array):
+        return None
+    return kernels.binary(name)(x1, x2)
 
 
 def _refuse_shapes(x1, x2):
@@ -162,14 +181,45 @@ def _align(*values):
 
 
 # ------------------------------------------------------------------ arithmetic
+#
+# Rules run on raw arrays, whose operators are their library's: on the CPU the quickest way. On a
+# GPU the functions here are, as they have the kernels.
+
+
+def _times(x, y):
+    return multiply(x, y) if is_device_array(x) else x * y
+
+
+def _over(x, y):
+    return divide(x, y) if is_device_array(x) else x / y
+
+
+def _minus(x):
+    return negative(x) if is_device_array(x) else -x
+
+
+def _twice(g, x):
+    """Give ``2 * (g * x)``."""
+    if is_device_array(g) and is_device_array(x):
+        out = kernels.scaled_product(g, x, 2)
+        if out is not None:
+            return out
+    return 2 * (g * x)
+
 
 add = _binary("add", "Add ``x2`` to ``x1``.", lambda g: g, lambda g: g)
-subtract = _binary("subtract", "Subtract ``x2`` from ``x1``.", lambda g: g, lambda g: -g)
+subtract = _binary("subtract", "Subtract ``x2`` from ``x1``.", lambda g: g, lambda g: _minus(g))
 multiply = _binary(
-    "multiply", "Multiply ``x1`` by ``x2``.", lambda g, x2: g * x2, lambda g, x1: g * x1
+    "multiply",
+    "Multiply ``x1`` by ``x2``.",
+    lambda g, x2: _times(g, x2),
+    lambda g, x1: _times(g, x1),
 )
 divide = _binary(
-    "divide", "Divide ``x1`` by ``x2``.", lambda g, x2: g / x2, lambda g, out, x2: -(g * out / x2)
+    "divide",
+    "Divide ``x1`` by ``x2``.",
+    lambda g, x2: _over(g, x2),
+    lambda g, out, x2: _minus(_over(_times(g, out), x2)),
 )
 floor_divide = _binary("floor_divide", "Divide and round down.")
 remainder = _binary(
@@ -178,7 +228,7 @@ remainder = _binary(
     lambda g: g,
     lambda g, x1, x2: -g * floor(x1 / x2),
 )
-negative = _unary("negative", "Negate each element.", lambda g: -g)
+negative = _unary("negative", "Negate each element.", lambda g: _minus(g))
 positive = _unary("positive", "Give each element unchanged.", lambda g: g)
 
 
@@ -187,14 +237,14 @@ def _abs_rule(g, x, out):
 
 
 abs = _unary("abs", "Give the absolute value.", _abs_rule, holomorphic=False)
-square = _unary("square", "Square each element.", lambda g, x: 2 * (g * x))
+square = _unary("square", "Square each element.", lambda g, x: _twice(g, x))
 reciprocal = _unary("reciprocal", "Give one over each element.", lambda g, out: -(g * out * out))
-sqrt = _unary("sqrt", "Give the square root.", lambda g, out: 0.5 * g / out)
+sqrt = _unary("sqrt", "Give the square root.", lambda g, out: _over(_times(g, 0.5), out))
 
 
 def _pow_base(g, x1, x2):
     if isinstance(x2, (int, float, complex)):
-        return g * 0 if x2 == 0 else 2 * (g * x1) if x2 == 2 else g * (x2 * x1 ** (x2 - 1))
+        return g * 0 if x2 == 0 else _twice(g, x1) if x2 == 2 else g * (x2 * x1 ** (x2 - 1))
     zero = x2 == 0  # 0 ** -1 must not turn the zero derivative into a NaN
     return g * where(zero, 0, x2 * x1 ** where(zero, 1, x2 - 1))
 
@@ -209,9 +259,9 @@ pow = _binary("pow", "Raise ``x1`` to the power ``x2``.", _pow_base, _pow_expone
 
 # ------------------------------------------------- exponentials and logarithms
 
-exp = _unary("exp", "Give the exponential.", lambda g, out: g * out)
+exp = _unary("exp", "Give the exponential.", lambda g, out: _times(g, out))
 expm1 = _unary("expm1", "Give ``exp(x) - 1``, exact near zero.", lambda g, out: g * (out + 1))
-log = _unary("log", "Give the natural logarithm.", lambda g, x: g / x)
+log = _unary("log", "Give the natural logarithm.", lambda g, x: _over(g, x))
 log1p = _unary("log1p", "Give ``log(1 + x)``, exact near zero.", lambda g, x: g / (x + 1))
 log2 = _unary("log2", "Give the base-2 logarithm.", lambda g, x: g / (x * 0.6931471805599453))
 log10 = _unary("log10", "Give the base-10 logarithm.", lambda g, x: g / (x * 2.302585092994046))
@@ -440,7 +490,7 @@ def astype(x, dtype, /, *, copy=True, device=None):
     """
     if device is not None:
         x = to_device(x, device)
-    return namespace(x).astype(x, dtype, copy=copy)
+    return kernels.cast(x, dtype, copy=copy)
 
 
 astype.defvjps(x=lambda g: g)
