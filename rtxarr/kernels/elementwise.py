@@ -186,9 +186,11 @@ def add_to(total: Any, x: Any) -> bool:
         return False
     if x.dtype != total.dtype or _place(x) != _place(total) or _address(x) % 16:
         return False
+    addresses = (_address(total), _address(x))
+    if 0 < abs(addresses[0] - addresses[1]) < total.size * total.itemsize:
+        return False  # other threads would change what is still to be read
     from rtxarr.kernels._elementwise_cuda import binary as kernel
 
-    addresses = (_address(total), _address(x))
     _run(kernel("add", total.dtype, "arrays"), total, addresses, out=total)
     return True
 

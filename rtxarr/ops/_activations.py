@@ -18,7 +18,7 @@ from rtxarr.ops._check import (
     check_floating,
     check_number,
 )
-from rtxarr.ops._elementwise import abs, exp, tanh, where
+from rtxarr.ops._elementwise import abs, exp, maximum, tanh, where
 from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._manipulate import normalize_axis, part_along
 from rtxarr.ops._reduce import any, logsumexp, sum
@@ -93,9 +93,11 @@ def relu(x, /):
     x : array or Tensor of a real floating dtype, any shape
     """
     check_floating(x=x)
+    if _device.is_device_array(x):
+        return maximum(x, 0)
     xp = namespace(x)
     out = xp.maximum(x, 0)
-    # NumPy and CuPy may give float32 for bfloat16.
+    # NumPy may give float32 for bfloat16.
     return out if out.dtype == x.dtype else xp.astype(out, x.dtype)
 
 

@@ -129,6 +129,8 @@ def test_sums_in_place(place, small, dtype):
     before = rx.Tensor(total).numpy().copy()
     assert not add_to(total, other[:1])
     assert not add_to(total, other.T)
+    flat = _device.namespace(total).reshape(total, (-1,))
+    assert not add_to(flat[:-16], flat[16:])  # other threads' elements
     assert_close(rx.Tensor(total).numpy(), before, exact=True)
 
 
