@@ -111,6 +111,34 @@ def binary(name: str, dtype: np.dtype, form: str):
 
 
 @functools.cache
+def binary_with_row(name: str, dtype: np.dtype, side: str):
+    """Return ``kernel(x, y, out, n_columns, n_rows, repeats)``: columns of 16 bytes, along axis 0.
+
+    Each row of ``y`` meets ``repeats`` rows of ``x``, one after the other; ``side`` says which
+    operand it is, "first" or "second".
+    """
+    width = WIDTHS[dtype.name]
+    load, store, size = _access(dtype, width)
+    apply, step = lift(_binary()[name], width), size * width
+    is_first = side == "first"
+
+    @cuda.jit
+    def kernel(x, y, out, n_columns, n_rows, repeats):
+        column, row = cuda.grid(2)
+        column, row = np.int64(column), np.int64(row)
+        if column < n_columns and row < n_rows:
+            at = (row * n_columns + column) * step
+            values, others = load(x + at), load(y + (row // repeats * n_columns + column) * step)
+            if is_first:
+                store(out + at, apply(others, values))
+            else:
+                store(out + at, apply(values, others))
+
+    kernel.per_thread = width
+    return kernel
+
+
+@functools.cache
 def scaled_product(dtype: np.dtype, form: str):
     """Return ``kernel(x, y, number, out, n)`` for ``number * (x * y)``.
 

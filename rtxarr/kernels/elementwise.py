@@ -120,8 +120,9 @@ def binary(name: str) -> Callable[[Any, Any], Any]:
     Parameters
     ----------
     name : str
-        One of ``BINARY``. The operands are two arrays of one type, alike or one of a single element
-        (or the same element everywhere), or an array and a Python number.
+        One of ``BINARY``. The operands are two arrays of one type, or an array and a Python number.
+        The arrays are alike; or one has a single element, or the same everywhere, or rows that each
+        meet as many of the other's, such as (n_columns,) or (n_batches, 1, n_columns).
     """
 
     def function(x, y):
@@ -136,7 +137,29 @@ def binary(name: str) -> Callable[[Any, Any], Any]:
             return run(x, y, "arrays")
         if n >= y.size and _is_one(y, x):
             return run(x, y, "one second")
-        return run(y, x, "one first") if _is_one(x, y) else None
+        if _is_one(x, y):
+            return run(y, x, "one first")
+        return with_row(x, y, "second") if n > y.size else with_row(y, x, "first")
+
+    def with_row(x, y, side):
+        if not contiguous(x) or not contiguous(y) or not _fits(x):
+            return None
+        if y.dtype != x.dtype or _place(y) != _place(x) or _address(y) % 16:
+            return None
+        from rtxarr.kernels._elementwise_cuda import binary_with_row
+
+        kernel = binary_with_row(name, x.dtype, side)
+        n_columns, repeats = _row_of(y, x)
+        if not n_columns or n_columns % kernel.per_thread:
+            return None
+        n_rows = x.size // n_columns
+        n_columns //= kernel.per_thread
+        if n_rows > _most_rows(n_columns):
+            return None
+        out = _empty_like(x, x.dtype)
+        addresses = (_address(x), _address(y), _address(out))
+        launch(kernel, (n_columns, n_rows), (*addresses, n_columns, n_rows, repeats))
+        return out
 
     def run(x, y, form):
         if not _fits(x) or y.dtype != x.dtype or _place(y) != _place(x):
@@ -255,6 +278,29 @@ def _is_one(x, like):
     if x.size == 1:
         return x.ndim <= like.ndim
     return x.shape == like.shape and not any(x.strides)
+
+
+def _row_of(y, x):
+    """Return the length of rows of ``y`` and how often each comes in ``x``; 0, 0 where it does not.
+
+    In C order the axes of ``y`` are those of ``x``, then ones, then those of ``x``.
+    """
+    if y.ndim > x.ndim:
+        return 0, 0
+    axis, shape = x.ndim, (1,) * (x.ndim - y.ndim) + y.shape
+    length = repeats = 1
+    while axis and shape[axis - 1] == x.shape[axis - 1]:
+        axis -= 1
+        length *= shape[axis]
+    while axis and shape[axis - 1] == 1:
+        axis -= 1
+        repeats *= x.shape[axis]
+    return (length, repeats) if shape[:axis] == x.shape[:axis] else (0, 0)
+
+
+def _most_rows(n_columns):
+    """Return how many rows a launch can have: 65,535 blocks, of several rows if those are short."""
+    return 65_535 * (256 // min(256, 1 << (n_columns - 1).bit_length()))
 
 
 def _is_dense(x):

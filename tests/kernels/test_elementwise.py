@@ -106,6 +106,35 @@ def test_one_element_with_many(place, small, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_with_many(place, small, dtype):
+    rng = np.random.default_rng(5)
+    shapes = [
+        ((3, 5, 8), (8,)),
+        ((3, 5, 8), (1, 8)),
+        ((3, 5, 8), (3, 1, 8)),
+        ((2, 3, 2, 8), (2, 1, 2, 8)),
+        ((2, 3, 2, 8), (2, 8)),
+        ((2, 1, 5, 16), (1, 1, 16)),
+    ]
+    if place != "cpu":
+        shapes += [((7, 300, 1000), (7, 1, 1000)), ((70_000, 8), (8,)), ((300, 4000), (4000,))]
+    for shape, of_rows in shapes:
+        x, y = values(rng, shape, dtype, False), values(rng, of_rows, dtype, False)
+        on_x, on_y = (_device.to_device(a, place) for a in (x, y))
+        wide_x, wide_y = x.astype(np.float32), y.astype(np.float32)
+        for name in ("subtract", "multiply"):
+            function, run = getattr(np, name), binary(name)
+            check(run(on_x, on_y), function(wide_x, wide_y), name)
+            check(run(on_y, on_x), function(wide_y, wide_x), name)
+
+
+def test_most_rows():
+    assert elementwise._most_rows(1) == 65_535 * 256
+    assert elementwise._most_rows(129) == elementwise._most_rows(9999) == 65_535
+    assert elementwise._most_rows(128) == 2 * 65_535
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_products_with_a_number(place, small, dtype):
     rng = np.random.default_rng(2)
     x, y = (values(rng, (5, 13), dtype, False) for _ in range(2))
@@ -156,7 +185,9 @@ def test_what_is_left_to_others(place, small, monkeypatch):
     x = _device.to_device(np.ones((4, 8), np.float32), place)
     xp = _device.namespace(x)
     assert add(x, x) is not None
-    assert add(x, xp.ones(8, dtype=xp.float32, device=x.device)) is None
+    assert add(x, x[:, :1]) is None
+    assert add(x, xp.ones((3, 4, 8), dtype=xp.float32, device=x.device)[::2]) is None
+    assert add(x[:, :1], xp.ones((1, 8), dtype=xp.float32, device=x.device)) is None
     assert add(x, x.T.copy(order="C").T) is None
     assert add(x, xp.astype(x, xp.float16)) is None
     assert negative(xp.astype(x, xp.int32)) is None
@@ -193,6 +224,7 @@ def test_no_two_kernels_are_one_on_disk():
     for dtype in (np.dtype(getattr(rx, name)) for name in DTYPES):
         kernels += [made.unary(name, dtype) for name in UNARY]
         kernels += [made.binary(*x, y) for x in ((n, dtype) for n in BINARY) for y in forms]
+        kernels += [made.binary_with_row(n, dtype, s) for n in BINARY for s in ("first", "second")]
         kernels += [made.scaled_product(dtype, form) for form in ("arrays", "one")]
     assert len({fingerprint(kernel) for kernel in kernels}) == len(kernels)
 

@@ -320,6 +320,9 @@ def elementwise_cases():
             for what, kind in (("number", "float32"), ("one", "int64")):
                 kernel = kernels.binary("subtract", dtype, f"{what} {side}")
                 yield f"subtract-{what}-{side}-{name}", kernel, ("int64", kind, "int64", "int64")
+        for side in ("first", "second"):
+            kernel = kernels.binary_with_row("subtract", dtype, side)
+            yield f"subtract-row-{side}-{name}", kernel, ("int64",) * 6
         for form in ("arrays", "one"):
             signature = ("int64", "int64", "float32", "int64", "int64")
             yield f"scaled-{form}-{name}", kernels.scaled_product(dtype, form), signature
