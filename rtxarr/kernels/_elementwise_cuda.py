@@ -53,27 +53,12 @@ def binary(name: str, dtype: np.dtype, form: str):
     address of a single element, and the first or the second operand: "number first", "number
     second", "one first", "one second".
     """
+    if form == "arrays":
+        return _of_arrays(name, dtype)
     width = WIDTHS[dtype.name]
     function = _binary()[name]
     load, store, size = _access(dtype, width)
     load_one, store_one, _ = _access(dtype, 1)
-
-    if form == "arrays":
-        apply, apply_one = lift(function, width), lift(function, 1)
-
-        @cuda.jit
-        def kernel(x, y, out, n):
-            first = np.int64(cuda.grid(1)) * width
-            if first + width <= n:
-                at = first * size
-                store(out + at, apply(load(x + at), load(y + at)))
-            else:
-                for i in range(first, n):
-                    at = i * size
-                    store_one(out + at, apply_one(load_one(x + at), load_one(y + at)))
-
-        kernel.per_thread = width
-        return kernel
 
     if form.endswith("first"):
 
@@ -105,6 +90,28 @@ def binary(name: str, dtype: np.dtype, form: str):
         else:
             for i in range(first, n):
                 store_one(out + i * size, apply_one(load_one(x + i * size), number))
+
+    kernel.per_thread = width
+    return kernel
+
+
+def _of_arrays(name, dtype):
+    width = WIDTHS[dtype.name]
+    function = _binary()[name]
+    load, store, size = _access(dtype, width)
+    load_one, store_one, _ = _access(dtype, 1)
+    apply, apply_one = lift(function, width), lift(function, 1)
+
+    @cuda.jit
+    def kernel(x, y, out, n):
+        first = np.int64(cuda.grid(1)) * width
+        if first + width <= n:
+            at = first * size
+            store(out + at, apply(load(x + at), load(y + at)))
+        else:
+            for i in range(first, n):
+                at = i * size
+                store_one(out + at, apply_one(load_one(x + at), load_one(y + at)))
 
     kernel.per_thread = width
     return kernel

@@ -56,39 +56,47 @@ def preferred(name: str, types: tuple[type, ...], otherwise: Callable) -> Callab
         CuPy's function.
     """
     if name in UNARY:
-        kernel = unary(name)
-
-        def function(x):
-            if x.size < _FEWEST or (out := kernel(x)) is None:
-                return otherwise(x)
-            return out
-
-        return function
-
+        return _unary_or(unary(name), otherwise)
     if name not in BINARY:
         return otherwise
     kernel, (first, second) = binary(name), types
-
     if second in _NUMBERS:
+        return _with_number_or(kernel, otherwise)
+    return _number_with_or(kernel, otherwise) if first in _NUMBERS else _both_or(kernel, otherwise)
 
-        def function(x, y):
-            if x.size < _FEWEST or (out := kernel(x, y)) is None:
-                return otherwise(x, y)
-            return out
 
-    elif first in _NUMBERS:
+def _unary_or(kernel, otherwise):
+    def function(x):
+        if x.size < _FEWEST or (out := kernel(x)) is None:
+            return otherwise(x)
+        return out
 
-        def function(x, y):
-            if y.size < _FEWEST or (out := kernel(x, y)) is None:
-                return otherwise(x, y)
-            return out
+    return function
 
-    else:
 
-        def function(x, y):
-            if x.size < _FEWEST and y.size < _FEWEST or (out := kernel(x, y)) is None:
-                return otherwise(x, y)
-            return out
+def _with_number_or(kernel, otherwise):
+    def function(x, number):
+        if x.size < _FEWEST or (out := kernel(x, number)) is None:
+            return otherwise(x, number)
+        return out
+
+    return function
+
+
+def _number_with_or(kernel, otherwise):
+    def function(number, x):
+        if x.size < _FEWEST or (out := kernel(number, x)) is None:
+            return otherwise(number, x)
+        return out
+
+    return function
+
+
+def _both_or(kernel, otherwise):
+    def function(x, y):
+        if x.size < _FEWEST and y.size < _FEWEST or (out := kernel(x, y)) is None:
+            return otherwise(x, y)
+        return out
 
     return function
 
