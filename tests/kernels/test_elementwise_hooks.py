@@ -234,6 +234,18 @@ def test_gradients_take_the_kernels(place, small, launches, dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_squares_are_rounded_as_products_are(place, small, launches, dtype):
+    # Some products of halves are subnormal.
+    x, g = (values((4, 8), dtype, seed) * np.asarray(2.0**-11, rx.float32) for seed in (0, 1))
+    x, g = x.astype(getattr(rx, dtype)), g.astype(getattr(rx, dtype))
+    tensor = rx.Tensor(_device.to_device(x, place), requires_grad=True)
+    rx.square(tensor).backward(_device.to_device(g, place))
+    assert launches.n_calls == (2 if dtype == "float32" else 3)
+    two = np.asarray(2, x.dtype)
+    assert_close(rx.Tensor(tensor.grad).numpy(), (two * (g * x)).astype(x.dtype), exact=True)
+
+
 def test_sums_of_gradients_leave_what_was_given(place, small, launches):
     x = rx.Tensor(_device.to_device(values((4, 8), "float32"), place), requires_grad=True)
     given = rx.ones_like(x.data)
