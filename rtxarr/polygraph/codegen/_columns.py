@@ -62,6 +62,16 @@ class Columns(Writer):
         self.padded = 0  # rows that stay on chip
         self.partly = False  # and the others are read again in each pass
 
+    def _lanes(self) -> int:
+        """Return the columns of a packet: 16 bytes of what is written, 32 of what is read."""
+        read, written = [4], [2]
+        for s in self._statements():
+            if s.op in ("load", "store") and self._step(s.args[1]) == 1:
+                size = self.texts.buffers[s.args[0]].dtype.itemsize
+                (read if s.op == "load" else written).append(size)
+        read = read[1:] or read
+        return max(min(16 // min(read), 32 // max(read), 16 // max(written), 8), 2)
+
     def _bytes(self, r: Reduction) -> int:
         size = max(r.accumulator.dtype.itemsize, 4)
         return 2 * max(size, 8 if self.wide else 4) if r.is_found else size
