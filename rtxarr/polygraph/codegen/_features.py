@@ -44,7 +44,13 @@ class Features(Segments):
         values += [a.of for p in self.loops.phases for a in p.accumulators]
         # Whether lanes are dealt out over edges, too.
         self.by_edges = not all(map(self._wide, values))
-        self.batch = EDGES if self.share else EDGES // 2  # edges of such a lane at once
+        width, _ = self.widths()
+        # The edges that a lane with features has of those that a team takes together. Where they
+        # are few, it reads those of several lots at once.
+        self.per_lot = width // self._shares() if self.by_edges else EDGES
+        self.joined = self.per_lot < EDGES
+        self.alone = width == 1  # a lane has the same edges in both roles
+        self.batch = EDGES if self.share or self.joined else EDGES // 2  # lots at once
         self.whole = True  # the text being written is for whole packets
         self.asked: set[str] = set()  # values of shares that lanes with features have
         self._plan_kept()
@@ -149,9 +155,11 @@ class Features(Segments):
         ]
 
     def at_once(self, features: bool) -> int:
-        """Return the edges of a lane that is dealt out over edges, at once."""
+        """Return how many lots there are to a step of a pass."""
         if not self.whole:
             return 1
+        if features and self.joined:
+            return EDGES // self.per_lot
         return min(self.batch, EDGES // 2) if features else self.batch
 
     def kernel(self, name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:
@@ -369,13 +377,16 @@ class Features(Segments):
             used += [r.accumulator.of for r in wide]
             rows = self._of_row()
             self._ask(n for n in used if n in rows)
-        batch = self.at_once(bool(of_features or wide)) if of_edges or narrow else 1
+        by_lots = of_edges or narrow or self.joined
+        batch = self.at_once(bool(of_features or wide)) if by_lots else 1
         with out.block(f"for (Index lot = 0; lot * edges * warps < longest; lot += {batch})"):
             if of_edges or narrow:
                 self._edges(number, of_edges, narrow, sorted(told), batch)
-            if of_features or wide:
+            if (of_features or wide) and self.joined:
+                self._features(of_features, wide, told, batch * self.per_lot)
+            elif of_features or wide:
                 with out.unrolled("i", batch):
-                    self._features(of_features, wide, told)
+                    self._features(of_features, wide, told, EDGES if self.whole else EDGES // 2)
 
     def _edges(
         self,
@@ -448,8 +459,10 @@ class Features(Segments):
         else:
             each({})
 
-    def _features(self, body: list[Statement], wide: list[Reduction], told: set[str]) -> None:
-        """Go over the edges of lot ``i``, for all features of each."""
+    def _features(
+        self, body: list[Statement], wide: list[Reduction], told: set[str], n_edges: int
+    ) -> None:
+        """Go over the edges of lot ``i``, or of all lots at once, for all features of each."""
         out, lanes = self.out, self.lanes
         rows = self._of_row()
         where = {n: self._row_value(n) for s in body for n in sources_of(s) if n in rows}
@@ -466,11 +479,7 @@ class Features(Segments):
         apart = [n for n in asked if not self.whole and self.kind_of[n] == SHARE]
         asked = [n for n in asked if n not in apart]
         of_edge = {n: f"{n}_j[j]" for n in asked}
-        n_edges = EDGES if self.whole else EDGES // 2
-        out("const Index base = ((lot + i) * warps + warp) * edges, others = longest - base;")
-        out("const Index left = end - begin - base < edges ? end - begin - base : edges;")
-        out("const Index steps = others < edges ? others : edges;")
-        with out.block(f"for (Index e = 0; e < steps; e += edges_at_once * {n_edges})"):
+        with self._edges_of_lot(n_edges):
             for n in asked:
                 out(f"{self._type(n)} {n}_j[{n_edges}];")
             for s in loads:
@@ -488,6 +497,18 @@ class Features(Segments):
             with out.unrolled("j", n_edges):
                 self._edge_lines()
                 self._values(others, loads, wide, where | of_edge, apart)
+
+    @contextmanager
+    def _edges_of_lot(self, n_edges: int) -> Iterator[None]:
+        out = self.out
+        if self.joined:
+            yield
+            return
+        out("const Index base = ((lot + i) * warps + warp) * edges, others = longest - base;")
+        out("const Index left = end - begin - base < edges ? end - begin - base : edges;")
+        out("const Index steps = others < edges ? others : edges;")
+        with out.block(f"for (Index e = 0; e < steps; e += edges_at_once * {n_edges})"):
+            yield
 
     def _values(
         self,
@@ -526,18 +547,28 @@ class Features(Segments):
 
     def _edge_lines(self) -> None:
         out = self.out
-        out("const Index slot = e + j * edges_at_once + y_team;")
-        out("const bool valid = slot < left;")
-        out("const Index c = valid ? begin + base + slot : last;")
+        if self.joined:
+            out(f"const Index slot = j % {self.per_lot} * edges_at_once + y_team;")
+            lot = f"((lot + j / {self.per_lot}) * warps + warp)"
+            out(f"const Index place = begin + {lot} * edges + slot;")
+            out("const bool valid = place < end;")
+            out("const Index c = valid ? place : last;")
+        else:
+            out("const Index slot = e + j * edges_at_once + y_team;")
+            out("const bool valid = slot < left;")
+            out("const Index c = valid ? begin + base + slot : last;")
         if self.by_edges:
             out("const Index from = slot << share_bits;")
 
     def _told(self, name: str) -> str:
         """Return the text for an edge's value that another lane has."""
+        value = f"{name}_e[j / {self.per_lot}]" if self.joined else f"{name}_e[i]"
+        if self.alone:
+            return value
         if self.whole:
-            return f"#from_lane({name}_e[i], own + from)"
+            return f"#from_lane({value}, own + from)"
         lane = "own[k]" if self.kind_of[name] == SHARE else "home"
-        return f"#from_lane({name}_e[i], {lane} + from)"
+        return f"#from_lane({value}, {lane} + from)"
 
     def _load(self, s: Statement, where: dict[str, str]) -> None:
         """Read the features of edge ``j``."""

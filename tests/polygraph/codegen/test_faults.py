@@ -42,6 +42,7 @@ GRAPHS = {
     "tiles": tiles,
     "edges": functools.partial(edges, 1),
     "features": functools.partial(edges, 8),
+    "many": functools.partial(edges, 64),
 }
 FAULTS = [
     ("columns", "no barrier", r"BARRIER\(\);", ""),
@@ -76,10 +77,14 @@ FAULTS = [
     ("features", "packets overlap", r"packed \? x \* 4", "packed ? x"),
     ("features", "edges that are not there", r"if \(valid\) a1_sum", "if (true) a1_sum"),
     ("features", "of another edge", r"_e\[i\] =", "_e[0] ="),
-    ("features", "of another lane's edge", r"from = slot <<", "from = e <<"),
+    ("features", "of another lane's edge", r"from = slot <<", "from = 0 <<"),
+    ("features", "of another lot", r"lot \+ j / 1\)", "lot)"),
     ("features", "of another head", r"own \+ from", "home + from", 1),
     ("features", "kept in one place", r"\(lot \+ i\) \* 256", "lot * 256"),
-    ("features", "the last edge missing", r"slot < left;", "slot < left - 1;", 2),
+    ("many", "of another lane's edge", r"from = slot <<", "from = e <<"),
+    ("many", "of another head", r"own \+ from", "home + from", 1),
+    ("many", "the last edge missing", r"slot < left;", "slot < left - 1;", 2),
+    ("many", "packets overlap", r"packed \? x \* 4", "packed ? x"),
 ]  # fmt: skip
 
 
@@ -110,7 +115,7 @@ def run(name, loops, kernel):
         number = b.node.attrs[0] if b.node.op == "input" else None
         if b.is_output:
             arrays.append(np.full(b.node.shape, np.nan, b.dtype))
-        elif name in ("edges", "features") and number in edges_of:
+        elif name in ("edges", "features", "many") and number in edges_of:
             arrays.append(edges_of[number])
         else:
             arrays.append(rng.standard_normal(b.node.shape).astype(b.dtype))
