@@ -21,8 +21,10 @@ from rtxarr.polygraph.codegen._text import Argument, Kernel, Lines, loaded_names
 from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, sources_of, wanted
 
 _THREADS = 256
+# What takes more registers than threads have where a multiprocessor is half full of them.
+_HUNGRY = frozenset("pow sin cos tan sinh cosh atan2 hypot logaddexp remainder".split())
 _MEMORY_OF_THREAD = 112  # bytes on chip where a multiprocessor is full of threads
-_RUNNING = 32  # registers for what a thread has reduced so far
+_MANY = 16  # registers for what a thread has reduced so far
 _SHORT_BODY = 10  # statements up to which a thread takes more rows at once
 _UNDER_WAY = 128  # bytes that a thread reads at once, at most, and of registers for an array
 
@@ -43,7 +45,7 @@ class Columns(Writer):
         super().__init__(*args)
         self.reductions = [reduction(a) for p in self.loops.phases for a in p.accumulators]
         n_values = sum(1 + r.is_found for r in self.reductions)
-        while self.lanes > 2 and n_values * self.lanes > _RUNNING:
+        while self.lanes > 2 and n_values * self.lanes > 2 * _MANY:
             self.lanes //= 2
         most = self.lanes
         while self.lanes > 2 and not self._packs():
@@ -57,6 +59,10 @@ class Columns(Writer):
         self.slot = max(map(self._bytes, self.reductions), default=0)  # of a value of a column
         self.slots, self.keeps = keep_plan(self.loops, self.texts, self.strict)
         self.n_rows = self._rows_at_once()
+        running = sum(self._bytes(r) // 4 for r in self.reductions) * self.lanes
+        many = running >= _MANY or any(s.op in _HUNGRY for s in self._statements())
+        # Blocks that a multiprocessor can hold: a bound to the registers of a thread.
+        self.n_blocks = 3 if many and not self.slots else 4
         # Whether text being written is for whole packets alone, or for none; None: for both.
         self.form: bool | None = None
         self.padded = 0  # rows that stay on chip
@@ -154,7 +160,8 @@ class Columns(Writer):
                 along *= 2
         tile, chunks, threads = along * self.n_rows, 1, width * along
         if blocks * threads <= FULL // 2 and cols >= 4 * tile:
-            chunks = min(FULL * 3 // (4 * blocks * threads), cols // (2 * tile))  # to run at once
+            most = FULL * self.n_blocks // (4 * blocks * threads)  # to run at once
+            chunks = min(most, cols // (2 * tile))
         span = -(-cols // (chunks * tile)) * tile
         return Shape(width, along, -(-cols // span), span)
 
@@ -175,7 +182,7 @@ class Columns(Writer):
         held = 0 if split else self._plan_chip(shape)
         if not held:
             self.slots, self.keeps = [], [{} for _ in loops.phases]
-        bound = 1024 if self.slots else 3 * _THREADS
+        bound = self.n_blocks * _THREADS
         sizes = {"rows": loops.rows, "cols": loops.cols}
         sizes |= {"span": shape.span, "chunks": shape.chunks} if split else {"padded": self.padded}
         arguments = [Argument("number", "Index", name, n) for name, n in sizes.items()]

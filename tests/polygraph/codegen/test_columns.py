@@ -208,6 +208,16 @@ def test_large_sizes_keep_all_multiprocessors_busy():
         assert len(kernel.launches) == 1 + (first.grid[1] > 1)
 
 
+def test_blocks_are_no_larger_than_the_compiler_is_told():
+    for function in FUNCTIONS:
+        for shape in (*SHAPES, (1, 8192, 1152), (1, 70_000, 4), (64, 4096, 64)):
+            for dtype in ("bfloat16", "float64"):
+                loops, kernel = kernel_of(function, shape, dtype)
+                (bound,) = set(re.findall(r"__launch_bounds__\((\d+)\)", kernel.body))
+                for launch in kernel.launches:
+                    assert launch.block[0] * launch.block[1] <= int(bound)
+
+
 def test_terms_that_are_results_are_stored_in_the_pass_that_adds_them_up():
     loops, kernel = kernel_of(and_terms, (1, 8192, 1152))
     assert len(loops.phases) == 1
