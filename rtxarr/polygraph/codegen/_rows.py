@@ -436,8 +436,10 @@ class Rows(Passes):
                 for r in reductions:
                     out(f"{r.name}_of[thread / 32] = {r.running};")
             out("BARRIER();")
+            out("const Index lane = thread % 32;")
             for r in reductions:
-                out(f"{r.running} = {r.name}_of[0];")
-            with out.block("for (Index warp = 1; warp < warps; ++warp)"):
+                out(f"{r.running} = {r.empty};")
+                out(f"if (lane < warps) {r.running} = {r.name}_of[lane];")
+            with out.block("for (int apart = 16; apart; apart /= 2)"):
                 for r in reductions:
-                    out(f"{r.running} = {r.combine(r.running, f'{r.name}_of[warp]')};")
+                    out(f"{r.running} = {r.combine(r.running, f'#shuffled({r.running}, apart)')};")
