@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
+from rtxarr import _device
 from rtxarr.polygraph import _interpret, _ir
 from rtxarr.polygraph._explain import programs_of
 from rtxarr.testing import assert_close
@@ -43,6 +44,29 @@ def test_along_several_axes(name):
         if "s" in options:
             options["axes"] = (0, 1)
         check(name, x, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+@pytest.mark.parametrize("name", ONE + SEVERAL)
+def test_gpu_bits(name, norm):
+    cupy = _device.cupy
+    choices = [{}, {"axis": 1}, {"n": 9, "axis": 0}]
+    if name in SEVERAL:
+        choices = [{}, {"axes": (0, 2)}, {"axes": (0, 1)}, {"s": (9, 3), "axes": (1, 2)}]
+    for options in choices:
+        x = cupy.asarray(array(name, "float32", (5, 6, 8)))
+        before = x.copy()
+
+        def f(x):
+            return getattr(rx.fft, name)(x * 2, norm=norm, **options) + 1  # noqa: B023
+
+        with rx.device("cuda:0"):
+            fused = rx.fuse(f)
+            for given in (x, x.transpose(2, 1, 0)):
+                assert fused(given).tobytes() == f(given).tobytes(), options
+        assert not fused.reasons
+        assert x.tobytes() == before.tobytes()
 
 
 @pytest.mark.parametrize("name", ["fft", "rfft", "irfftn"])
