@@ -291,6 +291,35 @@ def sort_cases():
     yield "bounds", bounds, (pointers, pointers)
 
 
+PLACES = [(True, False), (False, True), (False, False)]  # wide, loose
+
+
+def scan_cases():
+    from rtxarr.kernels._scan_cuda import along_columns, along_rows
+    from rtxarr.kernels.scan import row_plan
+
+    variants = [("sum", "float32", n, *place) for n in (100, 1_000_000) for place in PLACES]
+    variants += [("sum", name, 1_000_000, True, False) for name in ("float16", "bfloat16")]
+    variants += [("prod", "float16", 1_000_000, False, True), ("sum", "float64", 9, False, False)]
+    for name in ("float64", "complex64", "complex128", "int64"):
+        variants.append(("prod", name, 1_000_000, False, False))
+    variants.append(("sum", "complex64", 100, False, False))
+    for i, (op, name, n, wide, loose) in enumerate(variants):
+        dtype, values, reverse = dtype_of(name), (name, 1, "C"), i % 2 == 1
+        ends = ("float32" if name in ("float16", "bfloat16") else name, 1, "C")
+        # Half of complex128 is a float64.
+        title = f"{op}-{name}{'-float64' * (name == 'complex128')}-{n}-{wide}{'-back' * reverse}"
+        plan = row_plan(n, dtype, wide, loose)
+        totals, scan = along_rows(op, dtype, plan, reverse)
+        yield f"{title}-rows", scan, (values, ends, values, *("int64",) * 3)
+        if plan.resident:
+            continue
+        yield f"{title}-totals", totals, (values, ends, *("int64",) * 3)
+        totals, scan = along_columns(op, dtype, wide, reverse)
+        yield f"{title}-columns", scan, (values, ends, values, *("int64",) * 4)
+        yield f"{title}-column-totals", totals, (values, ends, *("int64",) * 4)
+
+
 def fp8_cases():
     from rtxarr.kernels._fp8_cuda import advance, quantize
 
@@ -534,6 +563,7 @@ CASES = {
     "_points_cuda": points_cases,
     "_rotary_cuda": rotary_cases,
     "_sampling_cuda": sampling_cases,
+    "_scan_cuda": scan_cases,
     "_segment_cuda": segment_cases,
     "_softmax_cuda": softmax_cases,
     "_sort_cuda": sort_cases,

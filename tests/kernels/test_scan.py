@@ -1,0 +1,258 @@
+"""Running sums and products on a device, against NumPy in the widest type."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import rtxarr as rx
+from rtxarr import _device
+from rtxarr.kernels import scan as module
+from rtxarr.kernels.scan import fits, scan
+from rtxarr.testing import assert_close
+
+REAL = ["float32", "float64", "float16", ml_dtypes.bfloat16]
+COMPLEX = ["complex64", "complex128"]
+# Those of the simulator, whose threads are threads of Python, and of integers.
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+
+DTYPES = [*REAL, *COMPLEX, "int64", "uint64"]
+
+# Rows of a lane, of a warp, of a block; ragged ends of tiles and chunks; one block for each of many
+# long rows; columns.
+SMALL = [
+    ((1,), 0),
+    ((7,), 0),
+    ((131,), 0),
+    ((2, 67), 1),
+    ((6, 35), 1),
+    ((9, 3), 1),
+    ((3, 1), 0),
+    ((67, 3), 0),
+    ((13, 1, 1), 0),
+    ((2, 37, 16), 1),
+]
+LARGE = [
+    *SMALL,
+    ((3, 40), 1),
+    ((4096,), 0),
+    ((4097,), 0),
+    ((10_000_019,), 0),
+    ((3, 1_000_003), 1),
+    ((600, 20_001), 1),
+    ((600, 20_000), 1),
+    ((100_003, 5), 1),
+    ((1000, 333), 1),
+    ((2_000_003, 2), 0),
+    ((100_000, 64), 0),
+    ((4, 5000, 24), 1),
+    ((64, 100, 512), 1),
+    ((3, 70_001, 9), 1),
+]
+
+
+def shapes(place):
+    return SMALL if place.kind == "cpu" else LARGE
+
+
+def make(op, shape, dtype, seed=0):
+    """Give numbers whose running sums and products no type has to round, as far as can be."""
+    rng = np.random.default_rng(seed)
+    dtype, n = np.dtype(dtype), int(np.prod(shape))
+    if op == "prod":
+        choices = [1, -1, 1j, -1j] if dtype.kind == "c" else [1, -1]
+        if dtype.kind == "u":
+            choices = [1, 3]
+        return rng.choice(np.asarray(choices), n).reshape(shape).astype(dtype)
+    sign = rng.choice([-1, 0, 1], (2, n)) if dtype.kind != "u" else rng.integers(0, 3, (2, n))
+    # Of the sums, none is large: half types hold them.
+    x = sign[0] + 1j * sign[1] if dtype.kind == "c" else sign[0]
+    return x.reshape(shape).astype(dtype)
+
+
+def reference(op, x, axis):
+    kind = x.dtype.kind
+    wide = {"c": np.complex128, "i": np.int64, "u": np.uint64}.get(kind, np.float64)
+    run = np.cumsum if op == "sum" else np.cumprod
+    with np.errstate(all="ignore"):
+        return run(x.astype(wide), axis=axis, dtype=wide)
+
+
+def run(op, x, axis, place):
+    return _device.to_device(scan(op, _device.to_device(x, place), axis=axis), "cpu")
+
+
+CASES = [("sum", d) for d in DTYPES]
+CASES += [("prod", d) for d in ("float32", ml_dtypes.bfloat16, "complex64", "uint64")]
+
+
+@pytest.mark.parametrize("op, dtype", CASES, ids=[f"{op}-{np.dtype(d).name}" for op, d in CASES])
+def test_values(place, op, dtype):
+    for shape, axis in shapes(place):
+        x = make(op, shape, dtype)
+        got = run(op, x, axis, place)
+        assert got.dtype == x.dtype and got.shape == shape
+        want = reference(op, x, axis).astype(x.dtype)
+        assert_close(got, want, exact=True)
+
+
+@pytest.mark.parametrize("op, dtype", [("sum", "float32"), ("sum", "float16"), ("prod", "float64")])
+def test_flipped_views_are_scanned_backwards_without_a_copy(place, op, dtype):
+    for shape, axis in shapes(place):
+        x = make(op, shape, dtype)
+        got = scan(op, np.flip(_device.to_device(x, place), axis), axis=axis)
+        if shape[axis] > 1:
+            assert got.strides[axis] < 0
+        want = reference(op, np.flip(x, axis), axis).astype(x.dtype)
+        assert_close(_device.to_device(got, "cpu"), want, exact=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex128"])
+def test_rounding(place, dtype):
+    """Numbers of one sign, so that errors are relative; half types are rounded once."""
+    rng = np.random.default_rng(1)
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    for shape, axis in shapes(place)[2:5]:
+        x = rng.random(shape) / 8
+        if np.dtype(dtype).kind == "c":
+            x = x + 1j * rng.random(shape)
+        x = x.astype(dtype)
+        want = reference("sum", x, axis).astype(dtype)
+        assert_close(run("sum", x, axis, place), want, rtol=eps if eps > 1e-4 else 100 * eps)
+
+
+def test_half_sums_do_not_stall(place):
+    for dtype, most in ((np.float16, 2048), (ml_dtypes.bfloat16, 256)):
+        for shape in ((most + 9,), (most + 9, 2))[place.kind == "cpu" :]:
+            x = np.ones(shape, dtype)
+            want = np.cumsum(x.astype("float32"), axis=0).astype(dtype)
+            assert want.astype("float32").max() > most
+            assert_close(run("sum", x, 0, place), want, exact=True)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod"])
+@pytest.mark.parametrize("shape, axis", [((35,), 0), ((150, 2), 0)])
+def test_nan_and_infinities(place, op, shape, axis):
+    rng = np.random.default_rng(2)
+    for dtype in REAL[:2]:
+        for special in ([np.nan], [-np.inf], [np.inf, -np.inf], [0.0, np.inf]):
+            x = np.moveaxis(rng.choice([1.0, -1.0], shape), axis, 0)
+            for i, value in zip(rng.permutation(shape[axis]), special, strict=False):
+                x[i] = value
+            x = np.moveaxis(x, 0, axis).astype(dtype)
+            assert_close(run(op, x, axis, place), reference(op, x, axis).astype(dtype), exact=True)
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_identities_change_nothing(place, flipped):
+    """Signs of zeros, and infinities among complex numbers, survive up to the first operation."""
+    for n in (1, 37):
+        x = np.full(n, -0.0, "float32")
+        x = _device.to_device(x, place)
+        got = scan("sum", x[::-1] if flipped else x, axis=0)
+        assert np.signbit(_device.to_device(got, "cpu")).all()
+        for dtype in COMPLEX:
+            z = np.ones(n, dtype)
+            z[n - 1 if flipped else 0] = complex(np.inf, 0)
+            z = _device.to_device(z, place)
+            got = _device.to_device(scan("prod", z[::-1] if flipped else z, axis=0), "cpu")
+            assert (got == complex(np.inf, 0)).all()
+
+
+@pytest.mark.parametrize("shape, axis", [((0,), 0), ((3, 0), 1), ((3, 0), 0), ((0, 4), 0)])
+def test_nothing(place, shape, axis):
+    assert run("sum", np.zeros(shape), axis, place).shape == shape
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_other_layouts(place, dtype):
+    x = _device.to_device(make("sum", (3, 5, 8), dtype), place)
+    xp = _device.namespace(x)
+    views = [
+        x.T,
+        x[:, 1:, :],
+        x[1:, ::2, 1::2],
+        xp.broadcast_to(x[:1], x.shape),
+        x[::-1, :, ::-1],
+        x.reshape(-1)[1:],  # not at a multiple of 16 bytes
+        x.reshape(-1)[1:][::-1],
+    ]
+    for view in views:
+        for axis in range(view.ndim):
+            got = _device.to_device(scan("sum", view, axis=axis), "cpu")
+            host = np.asarray(_device.to_device(view, "cpu"))
+            assert_close(got, reference("sum", host, axis).astype(dtype), exact=True)
+
+
+def test_what_fits(place):
+    x = _device.to_device(np.zeros(3), place)
+    for dtype in DTYPES:
+        assert fits(x, np.dtype(dtype))
+    for dtype in ("int32", "bool", "uint8"):
+        assert not fits(x, np.dtype(dtype))
+    assert not fits(np.zeros(3), np.dtype("float32")) or place.kind == "cpu"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_every_run_gives_the_same_bits(place, dtype):
+    rng = np.random.default_rng(3)
+    cases = [((131,), 0), ((67, 3), 0)]
+    if place.kind != "cpu":
+        cases = [((5_000_011,), 0), ((40, 100_001), 1), ((500_000, 3), 0), ((8, 30_000, 16), 1)]
+    for shape, axis in cases:
+        x = rx.asarray(rng.standard_normal(shape), dtype=dtype, device=place)
+        for op in ("sum", "prod"):
+            for view in (x, _device.namespace(x).flip(x, axis=axis)):
+                bits = {
+                    _device.to_device(scan(op, view, axis=axis), "cpu").tobytes()
+                    for _ in range(2 if place.kind == "cpu" else 20)
+                }
+                assert len(bits) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex128", "uint64"])
+@pytest.mark.parametrize("shape, axis", [((100,), 0), ((1_000_003,), 0), ((50_000, 6), 0)])
+def test_scans_can_be_captured(dtype, shape, axis):
+    cupy = pytest.importorskip("cupy")
+    x = cupy.asarray(make("sum", shape, dtype))
+
+    def step():
+        return scan("sum", x, axis=axis), scan("sum", cupy.flip(x, axis), axis=axis)
+
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        step()
+        want = [one.copy() for one in step()]
+        stream.synchronize()
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+        try:
+            got = step()
+        finally:
+            graph = stream.end_capture()
+        for one in got:
+            one[...] = 77
+        graph.launch(stream)
+        stream.synchronize()
+        for one, other in zip(got, want, strict=True):
+            assert_close(one, other, exact=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:-1], ids=lambda d: np.dtype(d).name)
+def test_blocks_agree_on_the_number_of_tiles(dtype, monkeypatch):
+    """Or else barriers would not meet; and the totals of a row fit in a block."""
+    pytest.importorskip("numba_cuda")
+    monkeypatch.setattr("rtxarr.kernels._rows._SIMULATING", False)
+    dtype = np.dtype(dtype)
+    for registers, shared, lanes, chunks in ((16, 128, 256, 1024), (8, 4, 4, 3)):
+        monkeypatch.setattr(module, "_REGISTERS", registers)
+        monkeypatch.setattr(module, "_SHARED", shared)
+        monkeypatch.setattr(module, "_LANES", lanes)
+        places = [(False, False)]
+        if dtype.itemsize <= 4:
+            places += [(True, False), (False, True)]
+        for wide, loose in places:
+            for n in (*range(1, 700), 1024, 2048, 4096, 5000, 100_000):
+                plan = module.row_plan(n, dtype, wide, loose)
+                assert plan.resident or plan.groups == 1
+                assert plan.resident or n > chunks
+                if registers == 16:
+                    assert plan.threads % 32 == 0 and plan.threads <= 256
