@@ -3,8 +3,8 @@
 * map: a thread takes one tile of packets; all its loads come before its arithmetic. An array that
   is read across, such as a transposed one, goes through shared memory (``_tiles``).
 * rows (``_rows``): 1 to 1024 threads share a row, short rows share a block. What a later pass needs
-  of an earlier one stays in shared memory where the row fits; each thread reads there only what it
-  wrote, so the only barriers are those of the reductions.
+  of an earlier one stays in registers or, of longer rows, in shared memory; each thread reads there
+  only what it wrote, so the only barriers are those of the reductions.
 * columns (``_columns``): a thread takes a packet of neighbouring columns, several share each.
 * segments (``_segments``): part of a warp has a row. Of many features (``_features``) a thread
   takes a packet; what they share is computed once, by lanes dealt out over edges.
@@ -19,6 +19,7 @@ from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph.codegen._columns import Columns
 from rtxarr.polygraph.codegen._dialects import Dialect
 from rtxarr.polygraph.codegen._features import Features
+from rtxarr.polygraph.codegen._reciprocals import by_reciprocals
 from rtxarr.polygraph.codegen._rows import Rows
 from rtxarr.polygraph.codegen._segments import Segments
 from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel
@@ -43,6 +44,8 @@ def generate(
     shared_limit : int, bytes
         What a block can have of shared memory.
     """
+    if not strict:
+        loops = by_reciprocals(loops)
     writer = _WRITERS[loops.kind]
     if writer is Segments and loops.features >= 4:
         writer = Features

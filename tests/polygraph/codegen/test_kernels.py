@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -315,3 +316,23 @@ def test_fast_halves_are_rounded_at_the_end(dtype):
     assert np.mean(fast[0] == once) > 0.99 > 0.9 > np.mean(strict[0] == once)
     for _, rest in (fast, strict):
         assert_close(rest, z * z - (z * z).astype(given.dtype).astype("float32"), exact=True)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_fast_kernels_divide_once_a_row(axis):
+    x = ir.input_node(0, "float32", (70, 33))
+    graph = ir.Graph([x], [softmax(x, (axis,))])
+    backend = EmulatorBackend(mode="fast")
+    program = Program(graph, backend)
+
+    def n_reciprocals(program):
+        texts = [program.backend.source(s.loops) for s in program.steps]
+        return sum(
+            len(re.findall(r"const f32 [av]\d+_reciprocal = 1.0f / [av]\d+;", t)) for t in texts
+        )
+
+    assert n_reciprocals(program) == 1
+    given = array((70, 33), "float32")
+    want = np.exp(given - given.max(axis, keepdims=True))
+    assert_close(program(given)[0], want / want.sum(axis, keepdims=True), rtol=1e-6)
+    assert n_reciprocals(Program(graph, EmulatorBackend())) == 0
