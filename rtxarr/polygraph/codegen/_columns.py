@@ -61,8 +61,8 @@ class Columns(Writer):
         self.n_rows = self._rows_at_once()
         running = sum(self._bytes(r) // 4 for r in self.reductions) * self.lanes
         many = running >= _MANY or any(s.op in _HUNGRY for s in self._statements())
-        # Blocks that a multiprocessor can hold: a bound to the registers of a thread.
-        self.n_blocks = 3 if many and not self.slots else 4
+        # Blocks beside one another on a multiprocessor: a bound to the registers of a thread.
+        self.beside = 3 if many and not self.slots else 4
         # Whether text being written is for whole packets alone, or for none; None: for both.
         self.form: bool | None = None
         self.padded = 0  # rows that stay on chip
@@ -160,7 +160,7 @@ class Columns(Writer):
                 along *= 2
         tile, chunks, threads = along * self.n_rows, 1, width * along
         if blocks * threads <= FULL // 2 and cols >= 4 * tile:
-            most = FULL * self.n_blocks // (4 * blocks * threads)  # to run at once
+            most = FULL * self.beside // (4 * blocks * threads)  # to run at once
             chunks = min(most, cols // (2 * tile))
         span = -(-cols // (chunks * tile)) * tile
         return Shape(width, along, -(-cols // span), span)
@@ -182,7 +182,7 @@ class Columns(Writer):
         held = 0 if split else self._plan_chip(shape)
         if not held:
             self.slots, self.keeps = [], [{} for _ in loops.phases]
-        bound = self.n_blocks * _THREADS
+        bound = self.beside * _THREADS
         sizes = {"rows": loops.rows, "cols": loops.cols}
         sizes |= {"span": shape.span, "chunks": shape.chunks} if split else {"padded": self.padded}
         arguments = [Argument("number", "Index", name, n) for name, n in sizes.items()]
