@@ -219,7 +219,39 @@ class Features(Segments):
             self.asked = set()
             with self.out.block("if (packed)" if whole else "else"):
                 self._own_lines()
-                super().all_passes()
+                self._passes()
+
+    def _passes(self) -> None:
+        """Write the passes; what is only copied is asked for before the first, stored after it."""
+        at_once, loads, later = self._parts_of_before()
+        self.row_statements(at_once)
+        for s in loads:
+            self.out(f"{self._type(s.name)} {s.name}_f[{self.lanes}] = {{}};")
+            self._load_packet(s, f"{s.name}_f", {}, "if (y == 0 && live)")
+        for number, phase in enumerate(self.loops.phases):
+            self.body(number, phase)
+            if number == 0:
+                self.row_statements(later)
+            self.totals(phase)
+            self.row_statements(phase.after)
+        if not self.loops.phases:
+            self.row_statements(later)
+
+    def _parts_of_before(self) -> tuple[list[Statement], list[Statement], list[Statement]]:
+        """Part what comes before the passes: what they need, loads for stores alone, and these."""
+        needed = {a.of for p in self.loops.phases for a in p.accumulators}
+        for phase in self.loops.phases:
+            needed |= {n for s in (*phase.body, *phase.after) for n in sources_of(s)}
+        at_once, loads, later = [], [], []
+        for s in reversed(self.loops.before):
+            if s.op != "store" and (s.name in needed or s.op == "scalar"):
+                needed.update(sources_of(s))
+                at_once.insert(0, s)
+            elif self.whole and s.op == "load" and self._is_packet(s) and not sources_of(s):
+                loads.insert(0, s)
+            else:
+                later.insert(0, s)
+        return at_once, loads, later
 
     def _own_lines(self) -> None:
         """Name the features of a thread, and the lanes that have their shares."""
@@ -325,9 +357,11 @@ class Features(Segments):
     def packet_step(self, place: Expr) -> int | None:
         return self.texts.step(place, "f")
 
-    def _load_packet(self, s: Statement, target: str, where: dict[str, str]) -> None:
+    def _load_packet(
+        self, s: Statement, target: str, where: dict[str, str], test: str = ""
+    ) -> None:
         buffer, place, _ = s.args
-        with self.out.block():
+        with self.out.block(test):
             self._bind(loaded_names(place), where)
             self.out("const Index f = at;")
             place_text = f"{buffer} + ({self.texts.expr(place)})"
