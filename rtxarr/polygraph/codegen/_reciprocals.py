@@ -1,4 +1,4 @@
-"""Quotients by what is the same for a whole row as products with its reciprocal, for mode "fast"."""
+"""Quotients by what a whole row has in common as products with its reciprocal, for mode "fast"."""
 
 from __future__ import annotations
 
