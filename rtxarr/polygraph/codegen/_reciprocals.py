@@ -7,8 +7,6 @@ import dataclasses
 from rtxarr.polygraph._loops import Loops, Phase, Statement
 from rtxarr.polygraph.codegen import _operations as ops
 
-_KINDS = ("map", "rows", "columns")
-
 
 def by_reciprocals(loops: Loops) -> Loops:
     """Return loops that divide once a row where they would divide each element.
@@ -16,8 +14,6 @@ def by_reciprocals(loops: Loops) -> Loops:
     Quotients are then right to two units in the last place, and infinite where the divisor is so
     small that its reciprocal is.
     """
-    if loops.kind not in _KINDS:
-        return loops
     divisors = _divisors(loops)
     if not divisors:
         return loops

@@ -1,6 +1,7 @@
 """Kernels over the edges of rows, on the emulator: features, degrees, hubs."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -149,6 +150,21 @@ def test_one_kernel_gives_what_the_interpreter_does(name, which):
             (want,) = _interpret.run(graph, arrays, np)
         loose = {"rtol": 1e-4, "atol": 1e-4} if name == "halves" else {}
         assert_close(got, want, **loose)
+
+
+@pytest.mark.parametrize("make", [attention, softmax, of_rows])
+def test_fast_kernels_divide_once_a_row(make):
+    backend = EmulatorBackend(mode="fast", seeds=(0, 1))
+    for features in (1, 8):
+        graph, edges = make(DEGREES["hubs"], features, "float32")
+        program = Program(graph, backend)
+        rng = np.random.default_rng(1)
+        arrays = [rng.standard_normal(n.shape).astype(n.dtype) for n in graph.inputs[:-2]]
+        (want,) = _interpret.run(graph, [*arrays, *edges.arrays], np)
+        assert_close(program(*arrays, *edges.arrays)[0], want, rtol=1e-5, atol=1e-5)
+        (step,) = program.steps
+        assert any(s.op == "divide" for s in step.loops.statements)
+        assert not re.search(r"v\d+ / a", backend.source(step.loops))
 
 
 def launch_of(degrees, features=8):
