@@ -9,7 +9,7 @@ import numpy as np
 
 from rtxarr._device import launch, namespace
 
-__all__ = ["map_dense"]
+__all__ = ["map_dense", "memory_order"]
 
 
 def map_dense(
@@ -35,7 +35,7 @@ def map_dense(
         lie otherwise are copied.
     """
     xp = namespace(*arrays)
-    order = _dense_order(arrays[0])
+    order = memory_order(arrays[0])
     if order is None:
         arrays = (xp.asarray(arrays[0], copy=True, order="C"), *arrays[1:])
         order = tuple(range(arrays[0].ndim))
@@ -51,8 +51,8 @@ def map_dense(
     return out.transpose(tuple(np.argsort(order)))
 
 
-def _dense_order(x):
-    """Give the order of axes in which ``x`` is C-contiguous; None if there is none."""
+def memory_order(x):
+    """Give the order of axes in which ``x`` is C-contiguous in memory; None if there is none."""
     if x.flags.c_contiguous:
         return tuple(range(x.ndim))
     order = tuple(sorted(range(x.ndim), key=lambda i: (-x.strides[i], x.shape[i] > 1)))

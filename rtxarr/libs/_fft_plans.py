@@ -1,15 +1,12 @@
-"""Which of cuFFT's plans make up a Fourier transform of a C-contiguous array.
+"""Which of cuFFT's plans make up a Fourier transform of an array.
 
-A plan transforms a run of up to three neighbouring axes in cuFFT's advanced data layout: element
-(y, x) of transform b lies ``b dist + (y embed[1] + x) stride`` elements from the start. With the
-axes after the run taken together (``inner``) and those before it (``outer``), the array is
+A plan transforms a run of up to three neighbouring axes of a C-contiguous array. Where the run is
+at the end, its transforms lie side by side, and cuFFT is as fast as memory. Where it is not, it is
+moved there: one copy, after which the result lies in memory with the run at the end.
 
-- one batch of ``outer`` transforms side by side, where ``inner`` is 1;
-- else a batch of ``inner`` transforms, whose elements lie ``inner`` apart, for each of ``outer``
-  pieces. The plan is executed on one piece after the other, so nothing is copied.
-
-Where the pieces are many and small, starting a kernel for each would take longer than moving the
-run to the end in a copy of the array, and moving it back.
+cuFFT could also go over elements that lie apart (its "advanced data layout"), but takes several
+times as long for real transforms, and for each of a stack of arrays. Only complex ones along the
+first axes of a large array are done so.
 """
 
 from __future__ import annotations
@@ -18,16 +15,17 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Pass", "kept_axes", "passes", "scale_of"]
+__all__ = ["Pass", "inverse", "kept_axes", "passes", "scale_of"]
 
 _MOST_AXES = 3  # cuFFT's
-# Two kernels take at least 4 us from start to end. Both copies of a piece cost about three times
-# as much as the plan's own passes over it, which go at 2 bytes a ps: even at about 1 MiB.
-_FEW_PIECES, _SMALL_PIECE = 4, 1 << 20
+_LARGE = 1 << 22  # elements from which on complex ones along the first axes are not moved
 
 
 class Layout(NamedTuple):
-    """Where the elements of a batch of transforms are, in elements."""
+    """Where the elements of a batch of transforms are, in elements.
+
+    Element (y, x) of transform b lies ``b dist + (y embed[1] + x) stride`` from the start.
+    """
 
     embed: tuple[int, ...]
     stride: int
@@ -44,10 +42,7 @@ class Pass(NamedTuple):
         Points along each axis of the run.
     source, result : Layout
     batch : int
-        Transforms of one execution.
-    n_pieces : int
-        Executions: on pieces that lie ``steps`` elements apart in the source and the result.
-    steps : tuple of int
+        How many transforms.
     order : tuple of int or None
         The axes of the array in the order in which they must lie; None if they do.
     shape : tuple of int
@@ -59,8 +54,6 @@ class Pass(NamedTuple):
     source: Layout
     result: Layout
     batch: int
-    n_pieces: int
-    steps: tuple[int, int]
     order: tuple[int, ...] | None
     shape: tuple[int, ...]
 
@@ -70,21 +63,17 @@ def kept_axes(shape: Sequence[int]) -> list[int]:
     return [i for i, n in enumerate(shape) if n != 1]
 
 
-def passes(
-    name: str, shape: Sequence[int], s: Sequence[int], axes: Sequence[int], itemsize: int
-) -> list[Pass]:
+def passes(name: str, shape: Sequence[int], s: Sequence[int], axes: Sequence[int]) -> list[Pass]:
     """Return the plans of a transform, in the order of their executions.
 
     Parameters
     ----------
     name : {"fftn", "ifftn", "rfftn", "irfftn"}
     shape : sequence of int
-        Of the array, C-contiguous, as long along ``axes`` as the transform takes it.
+        Of the array, as long along ``axes`` as the transform takes it.
     s : sequence of int, greater than 1
         Points along each of ``axes``. Of a real transform the last one is the one that is halved.
     axes : sequence of int, all different
-    itemsize : int
-        Bytes of a complex element of that precision.
 
     Returns
     -------
@@ -94,7 +83,7 @@ def passes(
     shape = tuple(shape)
     found = []
     for kind, run in _runs(name, axes):
-        one = _pass(kind, shape, run, tuple(points[a] for a in run), itemsize)
+        one = _pass(kind, shape, run, tuple(points[a] for a in run))
         found.append(one)
         shape = tuple(one.shape[place] for place in inverse(one.order or range(len(shape))))
     return found
@@ -135,29 +124,16 @@ def _taken(rest: list[int], last: int) -> list[int]:
     return run
 
 
-def _pass(
-    kind: str, shape: tuple[int, ...], run: list[int], n: tuple[int, ...], itemsize: int
-) -> Pass:
+def _pass(kind: str, shape: tuple[int, ...], run: list[int], n: tuple[int, ...]) -> Pass:
     first, last = run[0], run[-1]
     outer, inner = math.prod(shape[:first]), math.prod(shape[last + 1 :])
     half = (*n[:-1], n[-1] // 2 + 1)
     taken = half if kind == "C2R" else n
     given = half if kind == "R2C" else n
-    piece = math.prod(n) * inner
-    # Each piece of reals must start where a complex number may.
-    aligned = kind == "C2C" or piece % 2 == 0
-    worth = outer <= _FEW_PIECES or piece * itemsize >= _SMALL_PIECE
-    order = None
-    if inner > 1 and outer > 1 and not (aligned and worth):
-        order = (*range(first), *range(last + 1, len(shape)), *run)
-        outer, inner = outer * inner, 1
-    if order is None:
-        result = (*shape[:first], *given, *shape[last + 1 :])
-    else:
-        result = (*(shape[a] for a in order[: -len(run)]), *given)
-    if inner == 1:
-        a, b = (Layout(dims, 1, math.prod(dims)) for dims in (taken, given))
-        return Pass(kind, n, a, b, outer, 1, (0, 0), order, result)
-    a, b = (Layout(dims, inner, 1) for dims in (taken, given))
-    steps = math.prod(taken) * inner, math.prod(given) * inner
-    return Pass(kind, n, a, b, inner, outer, steps, order, result)
+    if kind == "C2C" and outer == 1 and inner > 1 and inner * math.prod(n) >= _LARGE:
+        layout = Layout(n, inner, 1)
+        return Pass(kind, n, layout, layout, inner, None, shape)
+    order = (*range(first), *range(last + 1, len(shape)), *run)
+    result = (*(shape[a] for a in order[: -len(run)]), *given)
+    a, b = (Layout(dims, 1, math.prod(dims)) for dims in (taken, given))
+    return Pass(kind, n, a, b, outer * inner, order if inner > 1 else None, result)

@@ -4,6 +4,8 @@
 equal numbers give equal bits however the array lies in memory. cuFFT does not scale: what ``norm``
 asks for is one multiplication by a number, in place.
 
+Where axes were moved to the end, they stay there in memory: the result is a view of that.
+
 A plan has memory on the GPU that its transforms work in, so a graph that holds one must own its
 plan: those that a captured step uses are kept with the step and used by nothing else.
 """
@@ -20,6 +22,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._replay import kept_resources
+from rtxarr.kernels.transpose import contiguous
 from rtxarr.libs._fft_plans import Pass, inverse, kept_axes, passes, scale_of
 
 __all__ = ["transform"]
@@ -67,7 +70,7 @@ def transform(
     Returns
     -------
     CuPy array
-        C-contiguous where one plan does; in memory that is not another's.
+        In memory that is not another's, as the last plan leaves it: with its axes at the end.
     """
     wide = _complex(x.dtype)
     out = _fitted(name, x, s, axes)
@@ -80,24 +83,29 @@ def transform(
     real = halves and s[-1] > 1  # of one real point there is nothing to do
     if out.dtype != wide and not (forward and real):
         out = out.astype(wide)
-    if not (out.flags.c_contiguous and out.data.ptr % wide.itemsize == 0):
-        out = out.copy(order="C")
     owned = owned or out.data.ptr != x.data.ptr
     long = kept_axes(out.shape)
-    out = out.reshape([out.shape[a] for a in long])
+    if len(long) < out.ndim:
+        out = out.squeeze(tuple(i for i in range(out.ndim) if i not in long))
     pairs = [(n, long.index(a)) for n, a in zip(s, axes, strict=True) if n > 1]
     if halves and not real:
         name = "fftn" if forward else "ifftn"
-    plans = passes(name, out.shape, [n for n, _ in pairs], [a for _, a in pairs], wide.itemsize)
+    plans = passes(name, out.shape, [n for n, _ in pairs], [a for _, a in pairs])
+    scale = scale_of(forward, s, norm)
+    last = len(plans) - 1
     for i, one in enumerate(plans):
         out = _executed(one, out, forward, owned or i > 0, in_place=i > 0)
+        if i == last and scale != 1:
+            _device.cupy.multiply(out, out.dtype.type(scale), out)
+        if one.order is not None:
+            out = out.transpose(inverse(one.order))
+    if not plans:
+        if not owned:
+            out = out.copy()
+        if scale != 1:
+            _device.cupy.multiply(out, out.dtype.type(scale), out)
     if halves and not forward and not real:
         out = out.real.copy()
-    elif not plans and not owned:
-        out = out.copy()
-    scale = scale_of(forward, s, norm)
-    if scale != 1:
-        _device.cupy.multiply(out, out.dtype.type(scale), out)
     return out.reshape(shape)
 
 
@@ -126,16 +134,15 @@ def _fitted(name, x, s, axes):
 
 
 def _executed(one: Pass, x: Any, forward: bool, owned: bool, *, in_place: bool) -> Any:
-    """Return what a plan makes of ``x``.
+    """Return what a plan makes of ``x``, its axes in the plan's order.
 
     ``owned`` says that it may write to ``x``, ``in_place`` that it shall: whether it does must not
     depend on who asks, or bits might.
     """
     if one.order is not None:
         x = x.transpose(one.order)
-        in_place = True
-    if not x.flags.c_contiguous:
-        x, owned = x.copy(order="C"), True
+    if not (x.flags.c_contiguous and x.data.ptr % _complex(x.dtype).itemsize == 0):
+        x, owned = contiguous(x), True
     if one.kind == "C2R" and not owned:  # it writes to what it reads
         x = x.copy()
     if one.kind == "C2C" and in_place:
@@ -143,15 +150,8 @@ def _executed(one: Pass, x: Any, forward: bool, owned: bool, *, in_place: bool) 
     else:
         dtype = _real(x.dtype) if one.kind == "C2R" else _complex(x.dtype)
         out = _device.cupy.empty(one.shape, dtype)
-    plan = _plan(one, x)
-    source, result = x.reshape(-1), out.reshape(-1)
-    for i in range(one.n_pieces):
-        plan.fft(
-            source[i * one.steps[0] :],
-            result[i * one.steps[1] :],
-            _FORWARD if forward else _INVERSE,
-        )
-    return out if one.order is None else out.transpose(inverse(one.order))
+    _plan(one, x).fft(x, out, _FORWARD if forward else _INVERSE)
+    return out
 
 
 def _plan(one: Pass, x: Any) -> Any:

@@ -250,6 +250,18 @@ def modes_cases():
             yield f"{make.__name__}-{n_modes}", make(n_modes), signature
 
 
+def transpose_cases():
+    from rtxarr.kernels._transpose_cuda import swap, word
+
+    for n_bytes in (2, 4, 8, 16):
+        values = (np.dtype(word(n_bytes)).name, 1, "C")
+        for wide_in, wide_out in itertools.product((False, True), repeat=2):
+            if n_bytes == 2 and (wide_in or wide_out) or n_bytes == 16 and not wide_in * wide_out:
+                continue
+            title = f"{values[0]}-{n_bytes}{'-in' * wide_in}{'-out' * wide_out}"
+            yield title, swap(n_bytes, wide_in, wide_out), (values, values, "int64", "int64")
+
+
 def rotary_cases():
     from rtxarr.kernels._rotary_cuda import kernel
 
@@ -568,6 +580,7 @@ CASES = {
     "_softmax_cuda": softmax_cases,
     "_sort_cuda": sort_cases,
     "_spmm_cuda": spmm_cases,
+    "_transpose_cuda": transpose_cases,
 }
 
 # Kernels whose arithmetic is float64 whatever they store; see _philox_core.
@@ -640,6 +653,20 @@ def test_gathered_rows_are_read_16_bytes_at_a_time():
             assert len(loads) == 7, title  # four, and up to three more
             assert all(int(n) * int(bits) == 128 for n, bits in loads), title
             assert "st.global.v" in ptx, title
+
+
+def test_tiles_are_read_and_written_16_bytes_at_a_time():
+    """All loads of a thread come before the first that it keeps: they are under way together."""
+    for title, kernel, signature in transpose_cases():
+        if title.endswith("-in-out"):
+            ptx = _compile.compile_ptx(kernel, signature, (9, 0))[1]
+            wide = r"(\w+)\.global\S*\.v(\d)\.[bf](\d+)"
+            found = [(name, int(n) * int(bits)) for name, n, bits in re.findall(wide, ptx)]
+            assert {bits for _, bits in found} == {128}, title
+            n_loads = [name for name, _ in found].count("ld")
+            assert n_loads == (8 if title.startswith("float64-8") else 4), title
+            last = max(m.start() for m in re.finditer(r"ld\.global", ptx))
+            assert last < ptx.index("st.shared"), title
 
 
 @pytest.mark.parametrize("cases", [edge_attention_cases, edge_attention_back_cases])

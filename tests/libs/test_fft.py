@@ -54,13 +54,11 @@ class FakePlan:
         FakePlan.made += 1
         self.n, self.kind, self.batch = n, kind & 15, batch
         self.layouts = (embed, stride, dist), (onembed, ostride, odist)
-        self.executions = 0
         self.is_wide = "of 64 bits" in rest
 
     def fft(self, x, out, direction):
-        self.executions += 1
         for array in (x, out):
-            assert array.ndim == 1
+            assert array.flags.c_contiguous
             assert array.data.ptr % np.result_type(array.dtype, np.complex64).itemsize == 0
         half = (*self.n[:-1], self.n[-1] // 2 + 1)
         taken, given = self.n, self.n
@@ -76,10 +74,12 @@ class FakePlan:
         else:
             assert x.dtype == out.dtype and x.dtype.kind == "c"
             name = "fftn" if direction < 0 else "ifftn"
+        x, out = (np.asarray(array).reshape(-1) for array in (x, out))
         places = at(self.layouts[0], taken, self.batch)
         results = at(self.layouts[1], given, self.batch)
-        assert np.unique(results).size == results.size
-        out[results] = getattr(np.fft, name)(np.asarray(x)[places], **options)
+        assert places.max() < x.size and results.max() < out.size
+        assert np.unique(results).size == results.size == out.size
+        out[results] = getattr(np.fft, name)(x[places], **options)
         if self.kind == 0xC:
             x[places] = np.nan
 
@@ -173,8 +173,7 @@ def test_plans_make_up_transforms(fake_cufft, name, norm):
 def test_random_transforms(fake_cufft, monkeypatch, name):
     rng = np.random.default_rng(3)
     for i in range(150):
-        monkeypatch.setattr(_fft_plans, "_FEW_PIECES", int(rng.integers(0, 6)))
-        monkeypatch.setattr(_fft_plans, "_SMALL_PIECE", int(rng.choice([1, 300, 1 << 20])))
+        monkeypatch.setattr(_fft_plans, "_LARGE", int(rng.choice([1, 30, 1 << 22])))
         shape = tuple(int(n) for n in rng.integers(1, 6, rng.integers(1, 6)))
         axes = rng.permutation(len(shape))[: rng.integers(1, len(shape) + 1)]
         axes = tuple(int(a) for a in axes)
@@ -185,40 +184,43 @@ def test_random_transforms(fake_cufft, monkeypatch, name):
         check(name, x, s, axes, ["backward", "ortho", "forward", "none"][i % 4])
 
 
-def test_nothing_is_moved_for_channels_last(fake_cufft, monkeypatch):
-    rng = np.random.default_rng(0)
-    monkeypatch.setattr(_fft_plans, "_FEW_PIECES", 0)
-    x = rng.standard_normal((5, 16, 12, 8)).astype("f4").view(FakeArray)
+class NotCopied(FakeArray):
+    def copy(self, order="C"):
+        raise AssertionError("a copy")
+
+
+def test_axes_at_the_end_of_memory_are_not_moved(fake_cufft):
     shape = (5, 16, 12, 8)
-    (one,) = passes("rfftn", shape, (16, 12), (1, 2), 8)
-    assert one.order is not None  # pieces of 12 KB
-    monkeypatch.setattr(_fft_plans, "_SMALL_PIECE", 16 * 12 * 8 * 8)
-    (one,) = passes("rfftn", shape, (16, 12), (1, 2), 8)
-    assert (one.kind, one.n, one.batch, one.n_pieces) == ("R2C", (16, 12), 8, 5)
-    assert (one.source, one.result) == (((16, 12), 8, 1), ((16, 7), 8, 1))
-    assert one.steps == (16 * 12 * 8, 16 * 7 * 8)
-    (one,) = passes("irfftn", (5, 16, 7, 8), (16, 12), (1, 2), 8)
-    assert (one.source, one.result) == (((16, 7), 8, 1), ((16, 12), 8, 1))
-
-    class NotCopied(FakeArray):
-        def copy(self, order="C"):
-            raise AssertionError("a copy")
-
-    spectrum = provider.transform("rfftn", x.view(NotCopied), (16, 12), (1, 2), "none")
-    out = provider.transform(
-        "irfftn", spectrum.view(NotCopied), (16, 12), (1, 2), "backward", owned=True
-    )
+    (one,) = passes("rfftn", shape, (16, 12), (1, 2))
+    assert (one.kind, one.n, one.batch, one.order) == ("R2C", (16, 12), 40, (0, 3, 1, 2))
+    assert (one.source, one.result) == (((16, 12), 1, 192), ((16, 7), 1, 112))
+    (one,) = passes("irfftn", (5, 16, 7, 8), (16, 12), (1, 2))
+    assert (one.source, one.result) == (((16, 7), 1, 112), ((16, 12), 1, 192))
+    x = np.random.default_rng(0).standard_normal((5, 8, 16, 12)).astype("f4")
+    x = x.view(NotCopied).transpose(0, 2, 3, 1)
+    spectrum = provider.transform("rfftn", x, (16, 12), (1, 2), "none")
+    assert spectrum.transpose(0, 3, 1, 2).flags.c_contiguous
+    spectrum = spectrum.view(NotCopied)
+    out = provider.transform("irfftn", spectrum, (16, 12), (1, 2), "backward", owned=True)
+    assert out.transpose(0, 3, 1, 2).flags.c_contiguous
     assert_close(np.asarray(out), np.asarray(x))
-    (plan, other) = provider._thread.plans.values()
-    assert plan.executions == other.executions == 5
+    spectrum = provider.transform("fftn", x, (16, 12), (1, 2), "ortho")
+    assert spectrum.transpose(0, 3, 1, 2).flags.c_contiguous
 
 
-def test_pieces_of_reals_start_where_complex_numbers_may(fake_cufft):
-    (one,) = passes("rfftn", (3, 5, 7, 3), (5, 7), (1, 2), 8)
+def test_complex_ones_along_the_first_axes_of_large_arrays_are_not_moved(fake_cufft, monkeypatch):
+    (one,) = passes("fftn", (16, 12, 40), (16, 12), (0, 1))
+    assert one.order == (2, 0, 1)
+    monkeypatch.setattr(_fft_plans, "_LARGE", 16 * 12 * 40)
+    (one,) = passes("fftn", (16, 12, 40), (16, 12), (0, 1))
+    assert (one.order, one.batch, one.source) == (None, 40, ((16, 12), 40, 1))
+    (one,) = passes("fftn", (2, 16, 12, 40), (16, 12), (1, 2))
     assert one.order is not None
-    (one,) = passes("fftn", (3, 5, 7, 3), (5, 7), (1, 2), 8)
-    assert one.order is None
-    # So must whole arrays: one that starts between is copied.
+    (one,) = passes("rfftn", (16, 12, 40), (16, 12), (0, 1))
+    assert one.order is not None
+
+
+def test_arrays_that_start_between_complex_numbers_are_copied(fake_cufft):
     x = np.random.default_rng(0).standard_normal(13).astype("f4")
     x = x[1:] if x.ctypes.data % 8 == 0 else x[:12]
     assert x.ctypes.data % 8
@@ -232,9 +234,9 @@ def test_large_arrays_get_plans_of_64_bits(fake_cufft):
         data = types.SimpleNamespace(device_id=0)
 
     for shape, is_wide in (((1 << 21, 1 << 10), True), ((1 << 20, 1 << 10), False)):
-        (one,) = passes("fftn", shape, shape[1:], (1,), 8)
+        (one,) = passes("fftn", shape, shape[1:], (1,))
         assert provider._plan(one, Shape()).is_wide is is_wide
-        (one,) = passes("rfftn", shape, shape[:1], (0,), 8)
+        (one,) = passes("rfftn", shape, shape[:1], (0,))
         real = Shape()
         real.dtype = np.dtype("f4")
         assert provider._plan(one, real).is_wide is is_wide
@@ -290,9 +292,8 @@ def poisoned(cupy):
 def test_gpu_transforms_match_numpy(monkeypatch, name, norm, single):
     cupy = _device.cupy
     rng = np.random.default_rng(0)
-    for few, small in ((4, 1 << 20), (0, 1), (0, 1 << 20)):  # as it is, never moved, always moved
-        monkeypatch.setattr(_fft_plans, "_FEW_PIECES", few)
-        monkeypatch.setattr(_fft_plans, "_SMALL_PIECE", small)
+    for large in (1 << 22, 1):
+        monkeypatch.setattr(_fft_plans, "_LARGE", large)
         for shape, axes in (*SHAPES, ((5, 32, 24, 16), (1, 2)), ((3, 20, 64), (1,))):
             for stretch in (0, 1, -1):
                 x = array(name, rng, shape, single=single)
