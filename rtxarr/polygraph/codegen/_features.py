@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from rtxarr.polygraph._index import Div, Expr, Loaded, Symbol, names_in
 from rtxarr.polygraph._loops import Phase, Statement
 from rtxarr.polygraph.codegen import _operations as ops
-from rtxarr.polygraph.codegen._dialects import CUDA
 from rtxarr.polygraph.codegen._keep import keep_plan
 from rtxarr.polygraph.codegen._reductions import Reduction, reduction
 from rtxarr.polygraph.codegen._segments import THREADS, WARPS, Segments
-from rtxarr.polygraph.codegen._text import Argument, Lines, loaded_names
-from rtxarr.polygraph.codegen._writer import Writer, power_of_two, sources_of, wanted
+from rtxarr.polygraph.codegen._text import Argument, loaded_names
+from rtxarr.polygraph.codegen._writer import Entry, Writer, power_of_two, sources_of, wanted
 
 EDGES = 4  # whose features a thread reads at once
 _KEPT = 8  # values of a thread that stay on chip
@@ -162,12 +161,10 @@ class Features(Segments):
             return EDGES // self.per_lot
         return min(self.batch, EDGES // 2) if features else self.batch
 
-    def kernel(self, name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:
-        text = super().kernel(name, lines, arguments, threads)
-        if self.dialect is not CUDA or self._registers() > _REGISTERS:
-            return text
-        # Reads wait for one another where the compiler has no number to aim at.
-        return text.replace(f"bounds__({threads})", f"bounds__({threads}, {_BLOCKS})")
+    def kernel(self, name: str, e: Entry, arguments: Sequence[Argument]) -> str:
+        if self._registers() <= _REGISTERS:
+            e.blocks = _BLOCKS  # else the compiler lets reads wait for one another
+        return super().kernel(name, e, arguments)
 
     def _registers(self) -> int:
         """Return the registers for what a thread reads and adds up."""

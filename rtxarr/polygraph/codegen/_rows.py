@@ -17,6 +17,7 @@ from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, 
 
 SLOT = 16  # bytes for a value of a row, whatever its type
 _HELD = 32  # registers of a thread for what stays of a row
+_BLOCKS = 3  # of 256 such threads that a multiprocessor must have room for
 
 
 class Shape(NamedTuple):
@@ -390,9 +391,12 @@ class Rows(Passes):
             Argument("number", "Index", "cols", loops.cols),
             Argument("number", "Index", "padded", self.padded),
         ]
+        # Rows in registers take many; the fewer threads a block has, the more there are for each.
+        threads = next(n for n in (256, 512, 1024) if n >= shape.threads * shape.rows)
         entry = Entry(
             "rows", self.out, (-(-loops.rows // shape.rows), 1), (shape.threads, shape.rows),
-            held + self.partial_bytes(), arguments, 1024,
+            held + self.partial_bytes(), arguments, threads if self.in_registers else 1024,
+            _BLOCKS if self.in_registers and threads == 256 else 1,
         )  # fmt: skip
         return self.finish([entry])
 

@@ -211,12 +211,14 @@ class Writer(ABC):
 
     # ------------------------------------------------------------------------------ kernels
 
-    def kernel(self, name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:
+    def kernel(self, name: str, e: Entry, arguments: Sequence[Argument]) -> str:
         """Return the text of one entry point."""
+        lines = e.lines
         if self.dialect.name == "metal":
-            return _metal_kernel(name, lines, arguments, threads)
+            return _metal_kernel(name, lines, arguments, e.threads)
         parameters = [f"{a.type} {a.name}" for a in arguments]
-        bounds = f"__launch_bounds__({threads}) "
+        blocks = f", {e.blocks}" if e.blocks > 1 and self.dialect.name == "cuda" else ""
+        bounds = f"__launch_bounds__({e.threads}{blocks}) "
         opening = f'extern "C" __global__ void {bounds}{name}('
         return "\n".join(
             [opening, *(f"    {p}," for p in parameters[:-1]), f"    {parameters[-1]}) {{"]
@@ -248,7 +250,7 @@ class Writer(ABC):
                 *self.texts.numbers_of(),
                 Argument("packed", "int", "packed"),
             ]
-            body = self.kernel("NAME", e.lines, given, e.threads)
+            body = self.kernel("NAME", e, given)
             wide = "_wide" if self.wide else ""
             name = f"{e.kind}{wide}_{hashlib.sha256(body.encode()).hexdigest()[:12]}"
             bodies[self.dialect.library(body.replace("NAME", name))] = None
@@ -270,7 +272,10 @@ class Writer(ABC):
 
 @dataclass
 class Entry:
-    """An entry point being written; ``threads`` is the most that a block has."""
+    """An entry point being written.
+
+    ``threads`` is the most that a block has, ``blocks`` are to find room on a multiprocessor.
+    """
 
     kind: str
     lines: Lines
@@ -279,6 +284,7 @@ class Entry:
     shared: int
     arguments: list[Argument]
     threads: int
+    blocks: int = 1
 
 
 def _metal_kernel(name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:
