@@ -260,8 +260,8 @@ def along_columns(op: str, dtype: np.dtype, wide: bool, reverse: bool) -> Column
     width, scalar, load, store, store_scalars = access(dtype, wide=wide)
     operation, nothing = operation_of(op, scalar)
     combine, nothing_all = lift(operation, width), (nothing,) * width
-    scalars = by_offset(np.dtype(scalar), width) if width > 1 else access(scalar, wide=False)
-    load_scalars = scalars.load
+    kind: np.dtype = np.dtype(scalar)
+    load_scalars = (by_offset(kind, width) if width > 1 else access(kind, wide=False)).load
 
     @cuda.jit(device=True)
     def begin(n, n_columns, n_chunks, length):
