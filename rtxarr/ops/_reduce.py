@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 
-from rtxarr._device import namespace
+from rtxarr._device import namespace, runs_kernels
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
+from rtxarr.kernels.scan import fits, scan
 from rtxarr.ops._check import check_number
 from rtxarr.ops._elementwise import astype, exp, isnan, where
 from rtxarr.ops._half import rounded_once
@@ -184,8 +185,33 @@ max.defvjps(x=_extremum_rule)
 min.defvjps(x=_extremum_rule)
 
 
-@differentiable
+def _running(op, x, axis, dtype, include_initial):
+    """Scan by kernels of our own where they take the array: CuPy's order varies between runs."""
+    axis = only_axis(axis, x.ndim)
+    if runs_kernels(x):
+        total = np.dtype(_TOTALS.get(x.dtype.kind, x.dtype) if dtype is None else dtype)
+        if fits(x, total) and (x.dtype.kind != "c" or total.kind == "c"):
+            xp = namespace(x)
+            out = scan(op, xp.astype(x, total, copy=False), axis=axis)
+            if not include_initial:
+                return out
+            shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+            first = (xp.zeros if op == "sum" else xp.ones)(shape, dtype=total)
+            return concat((first, out), axis=axis)
+    options = {"dtype": dtype, "include_initial": include_initial}
+    return _running_elsewhere(x, op=op, axis=axis, **options)
+
+
+# What integers are added up in.
+_TOTALS = {"b": np.int64, "i": np.int64, "u": np.uint64}
+
+
 @rounded_once
+def _running_elsewhere(x, /, *, op, **options):
+    return getattr(namespace(x), f"cumulative_{op}")(x, **options)
+
+
+@differentiable
 def cumulative_sum(x, /, *, axis=None, dtype=None, include_initial=False):
     """Give the running sums along one axis.
 
@@ -199,8 +225,7 @@ def cumulative_sum(x, /, *, axis=None, dtype=None, include_initial=False):
     include_initial : bool, default False
         Start with a zero, so that the result is one longer.
     """
-    axis = only_axis(axis, x.ndim)
-    return namespace(x).cumulative_sum(x, axis=axis, dtype=dtype, include_initial=include_initial)
+    return _running("sum", x, axis, dtype, include_initial)
 
 
 def _drop_initial(g, axis, include_initial):
@@ -217,7 +242,6 @@ cumulative_sum.defvjps(x=_cumulative_sum_rule)
 
 
 @differentiable
-@rounded_once
 def cumulative_prod(x, /, *, axis=None, dtype=None, include_initial=False):
     """Give the running products along one axis.
 
@@ -231,8 +255,7 @@ def cumulative_prod(x, /, *, axis=None, dtype=None, include_initial=False):
     include_initial : bool, default False
         Start with a one, so that the result is one longer.
     """
-    axis = only_axis(axis, x.ndim)
-    return namespace(x).cumulative_prod(x, axis=axis, dtype=dtype, include_initial=include_initial)
+    return _running("prod", x, axis, dtype, include_initial)
 
 
 def _cumulative_prod_rule(g, x, axis, include_initial):

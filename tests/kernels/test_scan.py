@@ -236,6 +236,46 @@ def test_scans_can_be_captured(dtype, shape, axis):
             assert_close(one, other, exact=True)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_functions_and_their_gradients(place, dtype):
+    """The gradient of a running sum is one from the end, over flipped views."""
+    x = rx.Tensor(_device.to_device(make("sum", (2, 19), dtype), place), requires_grad=True)
+    grad = make("sum", (2, 20), dtype, seed=1)
+    out = rx.cumulative_sum(x, axis=1, include_initial=True)
+    host = _device.to_device(x.data, "cpu")
+    want = np.cumsum(host, axis=1, dtype="float32").astype(dtype)
+    assert_close(out.data, np.concatenate([np.zeros((2, 1), dtype), want], axis=1), exact=True)
+    out.backward(_device.to_device(grad, place))
+    want = np.cumsum(grad[:, :0:-1], axis=1, dtype="float32")[:, ::-1].astype(dtype)
+    assert_close(x.grad, want, exact=True)
+
+
+def test_types_of_functions(place):
+    x = _device.to_device(np.asarray([3, 4, 5], np.int8), place)
+    assert_close(rx.cumulative_prod(x), np.asarray([3, 12, 60]), exact=True)
+    assert rx.cumulative_sum(_device.to_device(np.ones(3, np.uint8), place)).dtype == np.uint64
+    got = rx.cumulative_prod(x, dtype=rx.float32, include_initial=True)
+    assert_close(got, np.asarray([1, 3, 12, 60], "float32"), exact=True)
+    with pytest.raises(ValueError, match="axis must be given for an array of 0 dimensions"):
+        rx.cumulative_sum(x[0, ...])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_fused_scans_have_the_bits_of_eager_ones(dtype):
+    rng = np.random.default_rng(4)
+    x = rx.asarray(rng.standard_normal((300, 5001)), dtype=dtype, device="cuda:0")
+
+    def f(x):
+        return rx.flip(rx.cumulative_sum(rx.flip(2 * x, axis=1), axis=1), axis=1) + x
+
+    fused = rx.fuse(f)
+    assert_close(fused(x), fused(x), exact=True)
+    assert_close(
+        rx.fuse(lambda x: rx.cumulative_sum(x, axis=0))(x), scan("sum", x, axis=0), exact=True
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES[:-1], ids=lambda d: np.dtype(d).name)
 def test_blocks_agree_on_the_number_of_tiles(dtype, monkeypatch):
     """Or else barriers would not meet; and the totals of a row fit in a block."""
