@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from rtxarr.polygraph._loops import Accumulator, Buffer, Loops, Phase, Statement
 from rtxarr.polygraph._schedule import Group, reduced_edge, sources_at, view_place
 
 _BOOL = np.dtype(bool)
+
+# Makes a value: asks for others by what they are of, and is sent their names.
+_Making = Generator[tuple[Node, Expr, "str | None"], str, str]
 
 
 def lower(group: Group, strides: Mapping[Node, tuple[int, ...]], scalars: frozenset[int]) -> Loops:
@@ -40,6 +43,7 @@ class _Lowering:
         self.buffers: dict[Node, Buffer] = {}
         self.statements: dict[str, Statement] = {}  # in the order they were made
         self.names: dict[tuple, str] = {}  # from what a statement is to its name
+        self.emitted: dict[tuple, str] = {}  # from (node, place, mask) to the name of its value
         self.depth: dict[str, int] = {}  # passes to be made before a value is known
         self.in_row: dict[str, bool] = {}  # it is the same for the whole row
         self.accumulators: dict[str, Accumulator] = {}
@@ -80,7 +84,29 @@ class _Lowering:
         return name
 
     def emit(self, node: Node, place: Expr, mask: str | None) -> str:
-        """Return the name of the value of ``node`` at ``place``; anything where not ``mask``."""
+        """Return the name of the value of ``node`` at ``place``; anything where not ``mask``.
+
+        Each is made once. What needs others first is a generator that yields what they are of, and
+        waits in a list: no chain of nodes is too long.
+        """
+        known = self.emitted
+        wanted = node, place, mask
+        waiting = [(wanted, self._made(*wanted))]
+        answer: Any = None
+        while waiting:
+            key, making = waiting[-1]
+            try:
+                asked = making.send(answer)
+            except StopIteration as made:
+                waiting.pop()
+                answer = known[key] = made.value
+                continue
+            answer = known.get(asked)
+            if answer is None:
+                waiting.append((asked, self._made(*asked)))
+        return known[wanted]
+
+    def _made(self, node: Node, place: Expr, mask: str | None) -> _Making:
         if node.op == "constant" or (node.op == "input" and node.attrs[0] in self.scalars):
             return self._say("scalar", (self._buffer(node, is_scalar=True),), node.dtype)
         if node.op == "iota":
@@ -90,27 +116,27 @@ class _Lowering:
         if node not in self.group.members:
             return self._load(node, place, mask)
         if node.op in ir.REDUCES:
-            return self._reduce(node, self.group.full)
+            return (yield from self._reduce(node, self.group.full))
         if node.op == "segment_reduce":
-            return self._reduce(node, reduced_edge(node, place))
+            return (yield from self._reduce(node, reduced_edge(node, place)))
         if node.op == "spread":
             ((x, at),) = sources_at(node, place, None)
-            return self.emit(x, at, mask)
+            return (yield x, at, mask)
         if node.op in ir.VIEWS:
-            return self.emit(node.src[0], view_place(node, place), mask)
+            return (yield node.src[0], view_place(node, place), mask)
         if node.op == "concat":
-            return self._concat(node, place, mask)
+            return (yield from self._concat(node, place, mask))
         if node.op == "update":
-            return self._update(node, place, mask)
+            return (yield from self._update(node, place, mask))
         if node.op in ("gather", "take_along"):
-
-            def loaded(index, at):
-                return ix.loaded(self.emit(index, at, mask), 2**62)
-
-            (x, at), _ = sources_at(node, place, loaded)
-            return self.emit(x, at, mask)
-        values = tuple(self.emit(s, place, mask) for s in node.src)
-        return self._say(node.op, values, node.dtype, values)
+            _, (index, at) = sources_at(node, place, lambda *_: ix.ZERO)
+            name = yield index, at, mask
+            (x, at), _ = sources_at(node, place, lambda *_: ix.loaded(name, 2**62))
+            return (yield x, at, mask)
+        values = []
+        for source in node.src:
+            values.append((yield source, place, mask))
+        return self._say(node.op, tuple(values), node.dtype, tuple(values))
 
     def _buffer(self, node: Node, *, is_scalar: bool = False) -> str:
         if node not in self.buffers:
@@ -129,11 +155,11 @@ class _Lowering:
     def _store(self, buffer: Buffer, place: Expr, value: str) -> Statement:
         return Statement("", "store", (buffer.name, place, value), buffer.dtype)
 
-    def _reduce(self, node: Node, place: Expr) -> str:
+    def _reduce(self, node: Node, place: Expr) -> _Making:
         key = "reduce", node
         if key in self.names:
             return self.names[key]
-        of = self.emit(node.src[0], place, None)
+        of = yield node.src[0], place, None
         op = node.attrs[0] if node.op == "segment_reduce" else node.op
         name = self.names[key] = f"a{len(self.accumulators)}"
         self.accumulators[name] = Accumulator(name, op, of, node.src[0].dtype, node.dtype)
@@ -143,7 +169,7 @@ class _Lowering:
 
     # ------------------------------------------------------------------------------ joining
 
-    def _concat(self, node, place, mask):
+    def _concat(self, node: Node, place: Expr, mask: str | None) -> _Making:
         (axis,) = node.attrs
         at = ix.unravel(place, node.shape)[axis]
         out, start = None, 0
@@ -154,14 +180,14 @@ class _Lowering:
             if inside is False:
                 continue
             if inside is True:
-                return self.emit(part, moved, mask)
-            value = self.emit(part, moved, self._both(mask, inside))
+                return (yield part, moved, mask)
+            value = yield part, moved, self._both(mask, inside)
             out = value if out is None else self._where(inside, value, out)
         if out is None:  # only where the mask leaves nothing
-            return self.emit(ir.constant(0, node.dtype), place, mask)
+            return (yield ir.constant(0, node.dtype), place, mask)
         return out
 
-    def _update(self, node, place, mask):
+    def _update(self, node: Node, place: Expr, mask: str | None) -> _Making:
         x, value = node.src
         starts, steps = node.attrs
         inside: str | bool = True
@@ -174,14 +200,14 @@ class _Lowering:
                 tests.append(self._say("divides", (apart, abs(step)), _BOOL))
             for test in tests:
                 if test is False:
-                    return self.emit(x, place, mask)
+                    return (yield x, place, mask)
                 if test is not True:
                     inside = test if inside is True else self._both(inside, test)
         (_, _), (_, moved) = sources_at(node, place, None)
         if inside is True:
-            return self.emit(value, moved, mask)
-        new = self.emit(value, moved, self._both(mask, inside))
-        return self._where(inside, new, self.emit(x, place, mask))
+            return (yield value, moved, mask)
+        new = yield value, moved, self._both(mask, inside)
+        return self._where(inside, new, (yield x, place, mask))
 
     def _in_range(self, at: Expr, low: int, high: int) -> str | bool:
         """Return the name of the test ``low <= at < high``, or its outcome if that is known."""

@@ -34,7 +34,7 @@ from rtxarr.polygraph.codegen import _ufuncs
 from rtxarr.polygraph.codegen._assembly import is_native, kind
 
 _BOOL = np.dtype(bool)
-_NOT_MAPS = frozenset(("load", "scalar", "index", "in_range", "divides"))
+NOT_MAPS = frozenset(("load", "scalar", "index", "in_range", "divides"))
 
 # A value that takes more than this to compute again is kept in a slot.
 _CHEAP = 4
@@ -137,7 +137,7 @@ _COMPOSED: dict[str, Callable] = {"sigmoid": _sigmoid, "erf": _erf}
 def _expanded(statements: Sequence[Statement]) -> list[Statement]:
     out: list[Statement] = []
     for s in statements:
-        native = s.op in _NOT_MAPS or s.op == "store"
+        native = s.op in NOT_MAPS or s.op == "store"
         out += _COMPOSED[s.op](s) if not native and s.op in _COMPOSED else [s]
     return out
 
@@ -184,13 +184,17 @@ class Planned:
         self.native = True
         self.loop: _ufuncs.Loop | None = None
 
-    def cost(self) -> int:
-        """What it takes to compute it where it is needed."""
-        if self.op in ("scalar", "index"):
-            return 0
-        if self.needs_slot:
-            return 1
-        return _COSTS.get(self.op, 1) + sum(d.cost() for d in self.deps.values())
+    def is_cheap(self) -> bool:
+        """Tell whether it takes little to compute it where it is needed."""
+        left, stack = _CHEAP, [self]
+        while stack and left >= 0:  # no step is free but those without sources
+            v = stack.pop()
+            if v.needs_slot and v.op not in ("scalar", "index"):
+                left -= 1
+            elif v.op not in ("scalar", "index"):
+                left -= _COSTS.get(v.op, 1)
+                stack += v.deps.values()
+        return left >= 0
 
 
 class Section:
@@ -289,7 +293,7 @@ class Plan:
 
     def _loop_of(self, v: Any, deps: dict) -> _ufuncs.Loop | None:
         """Return NumPy's loop of a map that is not written out."""
-        if v.op in _NOT_MAPS:
+        if v.op in NOT_MAPS:
             return None
         dtype = next(iter(deps.values())).dtype if v.op != "where" else v.dtype
         return None if is_native(v.op, dtype, fast=self.fast) else _ufuncs.find(v.op, dtype)
@@ -349,7 +353,7 @@ class Plan:
                 for d in v.deps.values():
                     if not v.native:
                         d.needs_slot |= not self._has_address(d, v)
-                    elif d.level == 1 and v.level == 2 and d.cost() > _CHEAP:
+                    elif d.level == 1 and v.level == 2 and not d.is_cheap():
                         d.needs_slot = True  # else it is computed for each feature
         last_use = self.last_use
         for section in self.sections:
@@ -365,7 +369,7 @@ class Plan:
                     last_use[of] = max(last_use.get(of, (0, 0)), last)
         for section in self.sections:
             for v in section.values:
-                if v.native and last_use.get(v, (0, 0)) > v.time and v.cost() > _CHEAP:
+                if v.native and last_use.get(v, (0, 0)) > v.time and not v.is_cheap():
                     v.needs_slot = True
 
         for section in reversed(self.sections):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rtxarr.polygraph import _index as ix
@@ -512,29 +512,40 @@ class Writer(Totals):
         plan = self.plan
         if section.in_row and (plan.kind != "segments" or level == 0):
             return []
-        found: dict[Planned, None] = {}
+        same: dict[Planned, bool] = {}
 
         def is_same(v):
+            """Tell it of ``v``, given that of what it is made of."""
             if inner & v.counters:
                 return False
             if v.slot is None:
-                return all(is_same(d) for d in v.deps.values())
+                return all(same[d] for d in v.deps.values())
             if plan.kind == "segments":
                 return v.level == 0 and (v.in_row or level > 0)
             return v.in_row and plan.kind == "rows"
 
-        def visit(v, root=False):
-            if not root and is_same(v):
-                found[v] = None
-            elif v.slot is None or root:
-                for d in v.deps.values():
-                    visit(d)
+        wanted = [v for _, _, value, deps in stores for v in (value, *deps.values())]
+        wanted += [of for _, _, of in totals]
+        roots = [d for v in kept for d in v.deps.values()] + wanted
+        for v in _in_order(roots, lambda v: () if v.slot is not None else v.deps.values()):
+            same[v] = is_same(v)
+        # From the roots down to what is the same, which is then enough.
+        below = _in_order(
+            roots,
+            lambda v: () if same[v] or v.slot is not None else v.deps.values(),
+        )
+        return [v for v in below if same[v]]
 
-        for v in kept:
-            visit(v, root=True)
-        for _, _, value, deps in stores:
-            for d in (value, *deps.values()):
-                visit(d)
-        for _, _, of in totals:
-            visit(of)
-        return list(found)
+
+def _in_order(roots: Iterable[Planned], sources: Callable) -> list[Planned]:
+    """Return values and all that they are made of, each once and after its sources."""
+    order: dict[Planned, None] = {}
+    stack = [(v, False) for v in reversed([*roots])]
+    while stack:
+        v, ready = stack.pop()
+        if ready:
+            order[v] = None
+        elif v not in order:
+            stack.append((v, True))
+            stack += [(d, False) for d in reversed([*sources(v)])]
+    return list(order)

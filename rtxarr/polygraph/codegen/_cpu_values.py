@@ -19,7 +19,7 @@ from rtxarr.polygraph.codegen._assembly import (
     memory_type,
     part,
 )
-from rtxarr.polygraph.codegen._cpu import Plan, Planned
+from rtxarr.polygraph.codegen._cpu import NOT_MAPS, Plan, Planned
 
 INT64 = np.dtype(np.int64)
 
@@ -203,13 +203,22 @@ class Values:
 
     def _get(self, v: Planned) -> Value:
         """Return the register of a value: known, read from its slot, or computed here."""
-        if v not in self.cache:
-            if v.slot is not None:
-                lane = self.lanes[v.in_row, v.level]
-                self.cache[v] = self._fetch(f"%slot{v.slot}", lane, v.dtype)
+        cache, waiting = self.cache, [v]
+        while waiting:
+            x = waiting[-1]
+            if x in cache:
+                waiting.pop()
+            elif x.slot is not None:
+                lane = self.lanes[x.in_row, x.level]
+                cache[x] = self._fetch(f"%slot{x.slot}", lane, x.dtype)
             else:
-                self.cache[v] = self._compute(v)
-        return self.cache[v]
+                operands = [] if x.op in NOT_MAPS else [x.deps[name] for name in x.args]
+                missing = [d for d in operands if d not in cache]
+                if missing:  # they first: a call for each would go as deep as their chain is long
+                    waiting += reversed(missing)
+                else:
+                    cache[x] = self._compute(x)
+        return cache[v]
 
     def _compute(self, v: Planned) -> Value:
         asm, op = self.asm, v.op
