@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from rtxarr.polygraph import _interpret
+from rtxarr.polygraph._fft_layout import move_axes
 from rtxarr.polygraph._ir import Graph, text
 from rtxarr.polygraph._low_modes import shorten
 from rtxarr.polygraph._program import Program
@@ -49,11 +50,18 @@ def program_for(fused: Any, trace: Trace, graph: Graph, strides: list[Any] | Non
     backend = fused.backend or default_backend(trace.on_numpy, fused.mode)
     if fused.mode == "fast" and _shortens(trace):
         graph = shorten(graph)
+    if _moves(trace):
+        graph = move_axes(graph)
     return Program(graph, backend, strides=strides)
 
 
 def _shortens(trace: Trace) -> bool:
     """Tell whether transforms of low frequencies are faster in parts: NumPy's were not measured."""
+    return not trace.on_numpy
+
+
+def _moves(trace: Trace) -> bool:
+    """Tell whether transforms are along the last axes: NumPy's move axes on their own."""
     return not trace.on_numpy
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rtxarr._device import namespace
+from rtxarr.kernels.transpose import contiguous
 from rtxarr.polygraph import _interpret
 from rtxarr.polygraph._ir import CONTROL, TRANSFORMS, VIEWS, Graph, Node, behind_views
 from rtxarr.polygraph._loops import Loops
@@ -312,9 +313,7 @@ class _NothingFused:
 
 def as_contiguous(array: Any) -> Any:
     """Return an array in row-major order, as programs take what they have not seen."""
-    if array.flags.c_contiguous:
-        return array
-    return namespace(array).ascontiguousarray(array)
+    return array if array.flags.c_contiguous else contiguous(array)
 
 
 def memory_order(node: Node) -> tuple[int, ...] | None:

@@ -284,10 +284,21 @@ class Scheduler:
         self._keep(node, users)
 
     def _view_is_free(self, node: Node) -> bool:
+        if node.op == "permute" and self._is_for_transforms(node):
+            base = ir.behind_views(node.src[0], self.kept)
+            return base.op in _LEAVES or base in self.kept or not self._fuses(base)
         if node.op in ("reshape", "permute"):
             return True
         x = ir.behind_views(node.src[0], self.kept)
         return x.op == "input" or x in self.kept or not self._fuses(x)
+
+    def _is_for_transforms(self, node: Node) -> bool:
+        """Tell whether all that reads a node are transforms, which take it in its own order."""
+        readers = [
+            n for g in self.users[node] for n in (g.outputs if g.kind == "eager" else (node,))
+        ]
+        for_transforms = bool(readers) and all(n.op in ir.TRANSFORMS for n in readers)
+        return for_transforms and node not in self.graph.roots
 
     def _fuses(self, node: Node) -> bool:
         return is_pointwise(node, self.backend) or is_reduction(node, self.backend)

@@ -175,3 +175,77 @@ def test_transforms_overwrite_what_nobody_needs(monkeypatch):
         for a, b in zip(got, want, strict=True):
             assert_close(a, b)
         assert_close(mine, theirs, exact=True)
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Transform along the last axes, as on a GPU."""
+    monkeypatch.setattr("rtxarr.polygraph._fft._scales_apart", lambda: True)
+    monkeypatch.setattr("rtxarr.polygraph._backends._moves", lambda trace: True)
+
+
+def results_of(fused):
+    return [s.results[0] for s in steps_of(fused)]
+
+
+def test_kernels_move_axes_for_transforms(moves):
+    x = array("rfft", "float64", (2, 8, 6, 5))
+
+    def block(x):
+        waves = rx.fft.rfftn(x * 2, axes=(1, 2), norm="ortho")
+        return rx.fft.irfftn(waves * 3, s=(8, 6), axes=(1, 2), norm="ortho") + x
+
+    fused = rx.fuse(block)
+    got = fused(x)
+    assert got.flags.c_contiguous
+    assert_close(got, block(x))
+    assert [(n.op, n.shape) for n in results_of(fused)] == [
+        ("permute", (2, 5, 8, 6)), ("rfft", (2, 5, 8, 4)), ("permute", (2, 5, 8, 4)),
+        ("irfft", (2, 5, 8, 6)), ("add", (2, 8, 6, 5)),
+    ]  # fmt: skip
+    assert [s.loops is None for s in steps_of(fused)] == [False, True, False, True, False]
+
+
+def test_arguments_are_moved_as_they_lie(moves):
+    x = array("rfft", "float64", (2, 8, 6, 5))
+    fused = rx.fuse(lambda x: rx.fft.rfftn(x, axes=(1, 2)))
+    assert_close(fused(x), rx.fft.rfftn(x, axes=(1, 2)))
+    assert [n.op for n in results_of(fused)] == ["permute", "rfft", "permute"]
+    assert all(s.loops is None for s in steps_of(fused))
+
+
+def test_what_others_read_too_is_not_stored_moved(moves):
+    x = array("fft", "complex128", (4, 6, 5))
+
+    def f(x):
+        y = x * 2
+        return y, rx.fft.fft(y, axis=1) * 2
+
+    fused = rx.fuse(f)
+    for got, want in zip(fused(x), f(x), strict=True):
+        assert_close(got, want)
+    assert [n.op for n in results_of(fused)] == ["multiply", "permute", "fft", "multiply"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_moves(moves, seed):
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(n) for n in rng.choice([1, 2, 3, 4, 7], 4))
+    axes = tuple(int(a) for a in rng.permutation(4)[: rng.integers(1, 5)])
+    s = [max(shape[a] + int(rng.integers(-1, 2)), 1) for a in axes]
+    back = tuple(int(a) for a in rng.permutation(4)[: rng.integers(1, 3)])
+
+    def f(x):
+        waves = rx.fft.rfftn(x, s=s, axes=axes, norm="ortho")
+        more = rx.fft.ifftn(waves * 2, axes=back)
+        again = rx.fft.irfftn(more[..., :3] - waves[..., :3], axes=back)
+        return waves, more + waves, again * 2, rx.fft.fft(again + 1, axis=seed % 4)
+
+    x = rng.standard_normal(shape)
+    n_again = f(x)[2].size if min(shape[a] for a in back) > 1 else 0
+    if not n_again:
+        return
+    fused = rx.fuse(f)
+    for got, want in zip(fused(x), f(x), strict=True):
+        assert_close(got, want, rtol=1e-9, atol=1e-9)
+    assert not fused.reasons
