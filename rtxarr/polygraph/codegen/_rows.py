@@ -40,9 +40,7 @@ class Passes(Writer):
     threads of a row combine what they have (``combine``).
     """
 
-    kind = ""
     leader = ""  # the test that a thread is the first of its row
-    lane, lanes_of_row = "", ""  # a thread's place among those of its row, and how many they are
 
     def __init__(self, *args) -> None:
         super().__init__(*args)
@@ -65,10 +63,6 @@ class Passes(Writer):
     @abstractmethod
     def first_and_packet(self) -> tuple[str, str]:
         """Return the first element of packet ``j``, and its place among what stays on chip."""
-
-    @abstractmethod
-    def partial_slot(self, chunk: str) -> str:
-        """Return the place of a chunk's value in scratch memory."""
 
     @abstractmethod
     def tile_size(self) -> str:
@@ -114,11 +108,11 @@ class Passes(Writer):
             with out.block(f"for (Index tile = padded; tile < end; tile += {self.tile_size()})"):
                 self.tile(phase.body, "end", first, extra=extra, reads=reads)
 
-    def totals(self, phase: Phase, *, results: bool = True) -> None:
+    def totals(self, phase: Phase) -> None:
         reductions = [reduction(a) for a in phase.accumulators]
         if reductions:
             self.combine(reductions)
-        for r in reductions if results else ():
+        for r in reductions:
             self.out(r.result())
 
     def all_passes(self) -> None:
@@ -129,110 +123,8 @@ class Passes(Writer):
             self.totals(phase)
             self.row_statements(phase.after)
 
-    # -------------------------------------------------------------- launches for chunks of rows
-
-    def split_passes(self, shape: Shape, grid: int, block: tuple[int, int]) -> Kernel:
-        """Write a launch for each pass; each combines anew what the chunks before it gave."""
-        phases = self.loops.phases
-        entries = []
-        n_launches = len(phases) + bool(phases[-1].accumulators)
-        for number in range(n_launches):
-            self.out = Lines()
-            is_last = number == len(phases)
-            self.thread_lines()
-            self.out(f"const Index chunk = {self.dialect.block_y};")
-            self.out("const Index begin = chunk * span, length = cols - begin;")
-            self.out("const Index end = live ? begin + (length < span ? length : span) : begin;")
-            for k, r in enumerate(self.reductions):
-                self.out(
-                    f"GLOBAL {r.type}* const {r.name}_part = "
-                    f"(GLOBAL {r.type}*)(scratch + {k * SLOT} * rows * chunks);"
-                )
-            self.row_statements(self.loops.before)
-            for earlier in range(number):
-                self.from_chunks(phases[earlier])
-                stores = "live && chunk == 0" if earlier == number - 1 else ""
-                self.row_statements(phases[earlier].after, stores=stores)
-            if not is_last:
-                self.body(number, phases[number])
-                self.totals(phases[number], results=False)
-                for r in map(reduction, phases[number].accumulators):
-                    self.out(
-                        f"if ({self.leader} && live) "
-                        f"{r.name}_part[{self.partial_slot('chunk')}] = {r.running};"
-                    )
-            arguments = [
-                Argument("number", "Index", "rows", self.loops.rows),
-                Argument("number", "Index", "cols", self.loops.cols),
-                Argument("number", "Index", "span", shape.span),
-                Argument("number", "Index", "chunks", shape.chunks),
-                Argument("scratch", "GLOBAL u8*", "scratch", 0),
-            ]
-            entries.append(
-                Entry(
-                    f"{self.kind}_split",
-                    self.out,
-                    (grid, 1 if is_last else shape.chunks),
-                    block,
-                    self.partial_bytes(),
-                    arguments,
-                    1024,
-                )  # fmt: skip
-            )
-        size = SLOT * len(self.reductions) * self.loops.rows * shape.chunks
-        return self.finish(entries, scratch=(size,))
-
-    def from_chunks(self, phase: Phase) -> None:
-        """Combine the values of all chunks of a pass before."""
-        for r in map(reduction, phase.accumulators):
-            self.out(f"{r.type} {r.running} = {r.empty};")
-            with self.out.block(
-                f"for (Index p = {self.lane}; p < (live ? chunks : 0); p += {self.lanes_of_row})"
-            ):
-                part = f"{r.name}_part[{self.partial_slot('p')}]"
-                self.out(f"{r.running} = {r.combine(r.running, part)};")
-        self.totals(phase)
-
-    # ------------------------------------------------------------------------------- on chip
-
-    def plan_chip(self, tile: int, breadth: int, *, partly: bool = False) -> int:
-        """Decide what stays on chip of rows cut into tiles, ``breadth`` side by side.
-
-        Returns the bytes for it. ``partly`` lets the first tiles stay where all do not fit.
-        """
-        slots, keeps = keep_plan(self.loops, self.texts, self.strict)
-        self.padded = -(-self.loops.cols // tile) * tile
-        each = sum(size for size, _ in slots) * breadth
-        room = self.shared_limit - self.partial_bytes()
-        if not slots or (self.padded * each > room and not partly):
-            return 0
-        self.partly = self.padded * each > room
-        if self.partly:
-            part = room // (each * tile) * tile
-            if part * 8 < self.padded:  # not worth it
-                self.partly = False
-                return 0
-            self.padded = part
-        self.slots, self.keeps = slots, keeps
-        return self.padded * each
-
-    def drop_chip(self) -> None:
-        self.slots, self.keeps = [], [{} for _ in self.loops.phases]
-        self.partly = False
-
     def kept_type(self, dtype: np.dtype) -> str:
         return ops.stored(dtype) if self.strict else ops.value(dtype)
-
-    def chip_lines(self, elements: str, own: str) -> None:
-        """Name the arrays on chip: of so many ``elements`` each, a row's from ``own`` on."""
-        before = f"{self.partial_bytes()}"
-        for number, (_, dtype) in enumerate(self.slots):
-            element = self.kept_type(dtype)
-            self.out(
-                f"SHARED {element}* const kept{number} = (SHARED {element}*)(shared_memory + "
-                f"{before}) + {own};"
-            )
-            before += f" + sizeof({element}) * {elements}"
 
 
 class Rows(Passes):
@@ -242,9 +134,7 @@ class Rows(Passes):
     else in shared memory, tile by tile.
     """
 
-    kind = "rows"
     leader = "thread == 0"
-    lane, lanes_of_row = "thread", "threads"
     in_registers = False
 
     def __init__(self, *args) -> None:
@@ -385,7 +275,10 @@ class Rows(Passes):
         self.thread_lines()
         self.out("const Index begin = 0, end = live ? cols : 0;")
         self.chip_lines(f"padded * {self.dialect.threads_y}", f"{self.dialect.thread_y} * padded")
-        self.all_passes()
+        if self.in_registers:
+            self.passes_by_packing()
+        else:
+            self.all_passes()
         arguments = [
             Argument("number", "Index", "rows", loops.rows),
             Argument("number", "Index", "cols", loops.cols),
@@ -399,6 +292,116 @@ class Rows(Passes):
             _BLOCKS if self.in_registers and threads == 256 else 1,
         )  # fmt: skip
         return self.finish([entry])
+
+    # -------------------------------------------------------------- launches for chunks of rows
+
+    def split_passes(self, shape: Shape, grid: int, block: tuple[int, int]) -> Kernel:
+        """Write a launch for each pass; each combines anew what the chunks before it gave."""
+        phases = self.loops.phases
+        entries = []
+        n_launches = len(phases) + bool(phases[-1].accumulators)
+        for number in range(n_launches):
+            self.out = Lines()
+            is_last = number == len(phases)
+            self.thread_lines()
+            self.out(f"const Index chunk = {self.dialect.block_y};")
+            self.out("const Index begin = chunk * span, length = cols - begin;")
+            self.out("const Index end = live ? begin + (length < span ? length : span) : begin;")
+            for k, r in enumerate(self.reductions):
+                self.out(
+                    f"GLOBAL {r.type}* const {r.name}_part = "
+                    f"(GLOBAL {r.type}*)(scratch + {k * SLOT} * rows * chunks);"
+                )
+            self.row_statements(self.loops.before)
+            for earlier in range(number):
+                self.from_chunks(phases[earlier])
+                stores = "live && chunk == 0" if earlier == number - 1 else ""
+                self.row_statements(phases[earlier].after, stores=stores)
+            if not is_last:
+                self.body(number, phases[number])
+                reductions = [reduction(a) for a in phases[number].accumulators]
+                if reductions:
+                    self.combine(reductions)
+                for r in reductions:
+                    part = f"{r.name}_part[r * chunks + chunk]"
+                    self.out(f"if ({self.leader} && live) {part} = {r.running};")
+            arguments = [
+                Argument("number", "Index", "rows", self.loops.rows),
+                Argument("number", "Index", "cols", self.loops.cols),
+                Argument("number", "Index", "span", shape.span),
+                Argument("number", "Index", "chunks", shape.chunks),
+                Argument("scratch", "GLOBAL u8*", "scratch", 0),
+            ]
+            entries.append(
+                Entry(
+                    "rows_split",
+                    self.out,
+                    (grid, 1 if is_last else shape.chunks),
+                    block,
+                    self.partial_bytes(),
+                    arguments,
+                    1024,
+                )  # fmt: skip
+            )
+        size = SLOT * len(self.reductions) * self.loops.rows * shape.chunks
+        return self.finish(entries, scratch=(size,))
+
+    def from_chunks(self, phase: Phase) -> None:
+        """Combine the values of all chunks of a pass before."""
+        for r in map(reduction, phase.accumulators):
+            self.out(f"{r.type} {r.running} = {r.empty};")
+            with self.out.block("for (Index p = thread; p < (live ? chunks : 0); p += threads)"):
+                part = f"{r.name}_part[r * chunks + p]"
+                self.out(f"{r.running} = {r.combine(r.running, part)};")
+        self.totals(phase)
+
+    # ------------------------------------------------------------------------------- on chip
+
+    def plan_chip(self, tile: int, breadth: int, *, partly: bool = False) -> int:
+        """Decide what stays on chip of rows cut into tiles, ``breadth`` side by side.
+
+        Returns the bytes for it. ``partly`` lets the first tiles stay where all do not fit.
+        """
+        slots, keeps = keep_plan(self.loops, self.texts, self.strict)
+        self.padded = -(-self.loops.cols // tile) * tile
+        each = sum(size for size, _ in slots) * breadth
+        room = self.shared_limit - self.partial_bytes()
+        if not slots or (self.padded * each > room and not partly):
+            return 0
+        self.partly = self.padded * each > room
+        if self.partly:
+            part = room // (each * tile) * tile
+            if part * 8 < self.padded:  # not worth it
+                self.partly = False
+                return 0
+            self.padded = part
+        self.slots, self.keeps = slots, keeps
+        return self.padded * each
+
+    def drop_chip(self) -> None:
+        self.slots, self.keeps = [], [{} for _ in self.loops.phases]
+        self.partly = False
+
+    def chip_lines(self, elements: str, own: str) -> None:
+        """Name the arrays on chip: of so many ``elements`` each, a row's from ``own`` on."""
+        before = f"{self.partial_bytes()}"
+        for number, (_, dtype) in enumerate(self.slots):
+            element = self.kept_type(dtype)
+            self.out(
+                f"SHARED {element}* const kept{number} = (SHARED {element}*)(shared_memory + "
+                f"{before}) + {own};"
+            )
+            before += f" + sizeof({element}) * {elements}"
+
+    # ------------------------------------------------------------------------------- threads
+
+    def passes_by_packing(self) -> None:
+        """Write all passes twice, for arrays that pack and for others: no loop has to ask."""
+        for test, self.packing in (("if (packed)", True), ("else", False)):
+            with self.out.block(test):
+                self.out(f"const Index step = {'1' if self.packing else 'threads'};")
+                self.all_passes()
+        self.packing = None
 
     def partial_bytes(self) -> int:
         return 32 * SLOT * len(self.reductions)
@@ -418,10 +421,10 @@ class Rows(Passes):
 
     def first_and_packet(self) -> tuple[str, str]:
         packet = f"tile + (j * threads + thread) * {self.lanes}"
-        return f"(packed ? {packet} : tile + j * threads * {self.lanes} + thread)", packet
-
-    def partial_slot(self, chunk: str) -> str:
-        return f"r * chunks + {chunk}"
+        single = f"tile + j * threads * {self.lanes} + thread"
+        if self.packing is not None:
+            return packet if self.packing else single, packet
+        return f"(packed ? {packet} : {single})", packet
 
     def combine(self, reductions: Sequence[Reduction]) -> None:
         out, d = self.out, self.dialect

@@ -50,6 +50,7 @@ class Writer(ABC):
         self.lanes = self._lanes()
         self.batch = BATCH
         self.packed = True
+        self.packing: bool | None = None  # whether what is written now is for arrays that pack
         self.aligned: dict[str, int] = {}  # buffers that packets are read from or written to
 
     @abstractmethod
@@ -101,7 +102,8 @@ class Writer(ABC):
             each = f"{self.counter} < {left} ? {texts.value_of(s)} : {ops.zero(s.dtype)}"
             if step is not None:
                 self._note_packet(s)
-                with out.block("if (packed)"):
+            if step is not None and self.packing is not False:
+                with out.block("if (packed)" if self.packing is None else ""):
                     out(f"const Index {self.counter} = first;")
                     if step == 1:
                         out(
@@ -112,7 +114,10 @@ class Writer(ABC):
                         out(f"const {ops.value(s.dtype)} same = {each};")
                         with out.unrolled("k", lanes):
                             out(f"{target}[k] = same;")
-            with out.block("else") if step is not None else out.block(), out.unrolled("k", lanes):
+            if step is not None and self.packing:
+                continue
+            asked = step is not None and self.packing is None
+            with out.block("else" if asked else ""), out.unrolled("k", lanes):
                 out(self.place())
                 out(f"{target}[k] = {each};")
 
@@ -122,13 +127,16 @@ class Writer(ABC):
             buffer, place, _ = s.args
             self._note_packet(s)
             element = ops.stored(s.dtype)
-            with out.block("if (packed)"):
-                out(f"const Index {self.counter} = first;")
-                out(
-                    f"#store_packet<{self.lanes}>({buffer} + ({texts.expr(place)}), "
-                    f"{buffer}_at[j], {left} - first);"
-                )
-            with out.block("else"), out.unrolled("k", self.lanes):
+            if self.packing is not False:
+                with out.block("if (packed)" if self.packing is None else ""):
+                    out(f"const Index {self.counter} = first;")
+                    out(
+                        f"#store_packet<{self.lanes}>({buffer} + ({texts.expr(place)}), "
+                        f"{buffer}_at[j], {left} - first);"
+                    )
+            if self.packing:
+                continue
+            with out.block("else" if self.packing is None else ""), out.unrolled("k", self.lanes):
                 out(self.place())
                 out(
                     f"if ({self.counter} < {left}) "
