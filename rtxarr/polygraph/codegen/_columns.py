@@ -235,14 +235,7 @@ class Columns(Writer):
     def _chunk(self, number: int) -> None:
         """Write one pass over a chunk, after the totals of those before."""
         out, phases = self.out, self.loops.phases
-        out(f"const Index chunk = {self.dialect.block_y};")
-        out("const Index begin = chunk * span, length = cols - begin;")
-        out("const Index end = live ? begin + (length < span ? length : span) : begin;")
-        for k, r in enumerate(self.reductions):
-            out(
-                f"GLOBAL {r.type}* const {r.name}_part = "
-                f"(GLOBAL {r.type}*)(scratch + {k * self.slot} * rows * chunks);"
-            )
+        self._chunk_lines(self.reductions, self.slot)
         self._row_statements(self.loops.before)
         for earlier in range(number):
             self._from_chunks(phases[earlier])
@@ -300,21 +293,12 @@ class Columns(Writer):
 
     # ------------------------------------------------------------------------ values of columns
 
-    def _type(self, name: str) -> str:
-        return ops.value(self.texts.dtypes[name])
-
     def _of_columns(self) -> dict[str, str]:
         """Return where the values of columns are that differ between them."""
         names = {s.name for s in self.loops.before}
         for phase in self.loops.phases:
             names |= {a.name for a in phase.accumulators} | {s.name for s in phase.after}
         return {name: f"{name}_r[k]" for name in names & self.by_column}
-
-    def _bound(self, names: Sequence[str], where: dict[str, str]) -> None:
-        """Name the values that ``names`` are, as far as ``where`` has them."""
-        for name in dict.fromkeys(names):
-            if name in where:
-                self.out(f"const {self._type(name)} {name} = {where[name]};")
 
     def _row_statements(self, statements: Sequence[Statement], *, stores: str = "live") -> None:
         """Run statements once a column; stores where ``stores`` holds, nowhere if that is ""."""
@@ -331,7 +315,7 @@ class Columns(Writer):
                 continue
             with out.unrolled("k", self.lanes):
                 self._lane_lines()
-                self._bound(sources_of(s), where)
+                self._bind(sources_of(s), where)
                 out(f"{s.name}_r[k] = {self.texts.value_of(s)};")
         for s in statements if stores else ():
             if s.op == "store":
@@ -349,12 +333,12 @@ class Columns(Writer):
                     with out.unrolled("k", lanes):
                         out(f"packet[k] = {where.get(name, name)};")
                     out("const Index r = first;")
-                    self._bound(list(loaded_names(place)), _first(where))
+                    self._bind(loaded_names(place), _first(where))
                     to = f"{buffer} + ({self.texts.expr(place)})"
                     out(f"#store_packet<{lanes}>({to}, packet, {lanes});")
             with out.block("else") if packs else out.block(), out.unrolled("k", lanes):
                 self._lane_lines()
-                self._bound(list(loaded_names(place)), where)
+                self._bind(loaded_names(place), where)
                 element, at = ops.stored(s.dtype), self.texts.expr(place)
                 value = where.get(name, name)
                 out(f"if (inside) {buffer}[{at}] = #Store<{element}>::of({value});")
@@ -369,7 +353,7 @@ class Columns(Writer):
         if step is not None and self.form is not False:
             with out.block("if (packed)" if self.form is None else ""):
                 out("const Index r = first;")
-                self._bound(sources_of(s), _first(where))
+                self._bind(sources_of(s), _first(where))
                 if step == 1:
                     at = f"{target}, {buffer} + ({texts.expr(place)})"
                     if mask is None:
@@ -385,7 +369,7 @@ class Columns(Writer):
         otherwise = step is not None and self.form is None
         with out.block("else" if otherwise else ""), out.unrolled("k", lanes):
             self._lane_lines()
-            self._bound(sources_of(s), where)
+            self._bind(sources_of(s), where)
             out(f"{target}[k] = {texts.value_of(s)};")
 
     # --------------------------------------------------------------------------------- passes
@@ -444,7 +428,7 @@ class Columns(Writer):
         loads = [s for s in body if s.op == "load" and s.name in self.by_column]
         loads = [s for s in loads if s.name not in kept and known.issuperset(sources_of(s))]
         stores = [s for s in body if s.op == "store" and self._moves(s) == 1]
-        given = {s.name for s in loads} | kept.keys()
+        given = dict.fromkeys((*(s.name for s in loads), *kept))  # no set: its order varies
         row = {s.name: f"{s.name}_e[j]" for s in of_rows}
         row |= {name: f"{name}_at[j][0]" for name in kept if name not in self.by_column}
         lane = of_columns | {name: f"{name}_at[j][k]" for name in given}
@@ -466,7 +450,7 @@ class Columns(Writer):
             with out.unrolled("j", n_rows):
                 self._row_lines()
                 own = {s.name for s in of_rows}
-                self._bound([n for s in of_rows for n in sources_of(s) if n not in own], row)
+                self._bind([n for s in of_rows for n in sources_of(s) if n not in own], row)
                 for s in of_rows:
                     out(self.texts.let(s))
                     out(f"{s.name}_e[j] = {s.name};")
@@ -482,7 +466,7 @@ class Columns(Writer):
             if of_packet:
                 out("const Index r = first;")
                 names = [n for s in of_packet for n in sources_of(s) if n not in own]
-                self._bound([n for n in names if n not in row], once)
+                self._bind([n for n in names if n not in row], once)
             inner = [s for s in body if s.op == "store" or s.name in self.by_column]
             inner = [s for s in inner if s.name not in own and s.name not in given]
             made = {s.name for s in inner}
@@ -490,12 +474,12 @@ class Columns(Writer):
             names += [r.accumulator.of for r in reductions]
             names += [name for name in keep if name not in given]
             names = [n for n in names if n not in made and n not in own]
-            self._bound([*(n for s in of_packet for n in sources_of(s)), *names], row)
+            self._bind([*(n for s in of_packet for n in sources_of(s)), *names], row)
             for s in of_packet:
                 out(self.texts.let(s))
             with out.unrolled("k", lanes):
                 self._lane_lines()
-                self._bound(names, {n: w for n, w in lane.items() if n not in row})
+                self._bind(names, {n: w for n, w in lane.items() if n not in row})
                 for s in inner:
                     if s in stores:
                         out(f"{s.args[0]}_at[j][k] = {s.args[2]};")
@@ -552,7 +536,7 @@ class Columns(Writer):
             out(f"{self._type(r.name)} {r.name}_r[{self.lanes}];")
             with out.unrolled("k", self.lanes):
                 out(f"const {r.type} {r.running}_k = {r.running}[k];")
-                out(r.result().replace(r.running, f"{r.running}_k"))
+                out(r.result(f"{r.running}_k"))
                 out(f"{r.name}_r[k] = {r.name};")
 
     def _combine(self, reductions: Sequence[Reduction]) -> None:
@@ -569,7 +553,7 @@ class Columns(Writer):
                 out(f"{a} = {r.combine(a, f'#shuffled({a}, across)')};")
         with out.block("if (parts > 1)"):
             for r in reductions:
-                number = [x.name for x in self.reductions].index(r.name)
+                number = self.reductions.index(r)
                 out(
                     f"SHARED {r.type}* const {r.name}_of = "
                     f"(SHARED {r.type}*)(shared_memory + {number} * values);"

@@ -276,9 +276,6 @@ class Features(Segments):
             self._feature_of_lane()
             yield
 
-    def _type(self, name: str) -> str:
-        return ops.value(self.texts.dtypes[name])
-
     # ---------------------------------------------------------------------------------- rows
 
     def _of_row(self) -> set[str]:
@@ -306,11 +303,6 @@ class Features(Segments):
         if self.kind_of[name] == SHARE:
             return f"{name}_own" if self.whole else f"{name}_own[k]"
         return name
-
-    def _bind(self, names: Iterable[str], where: dict[str, str]) -> None:
-        for name in dict.fromkeys(names):
-            if where.get(name, name) != name:
-                self.out(f"const {self._type(name)} {name} = {where[name]};")
 
     def row_statements(self, statements: Sequence[Statement], *, stores: str = "live") -> None:
         out = self.out
@@ -613,19 +605,19 @@ class Features(Segments):
 
     # ----------------------------------------------------------------------------- combining
 
-    def totals(self, phase: Phase, *, results: bool = True) -> None:
+    def totals(self, phase: Phase) -> None:
         out = self.out
         for r in (reduction(a) for a in phase.accumulators):
             if not self._wide(r.accumulator.of):
                 shares = "((Index)1 << share_bits)"
                 self._combine(r, shares, f"(member & ({shares} - 1))", 1)
-                out(r.result())
+                out(r.result(r.running))
                 continue
             self._combine(r, "width", "x", self.lanes)
             out(f"{self._type(r.name)} {r.name}_f[{self.lanes}];")
             with out.unrolled("k", self.lanes):
                 out(f"const {r.type} {r.running}_k = {r.running}[k];")
-                out(r.result().replace(r.running, f"{r.running}_k"))
+                out(r.result(f"{r.running}_k"))
                 out(f"{r.name}_f[k] = {r.name};")
 
     def _combine(self, r: Reduction, width: str, x: str, lanes: int) -> None:

@@ -45,11 +45,11 @@ class Reduction:
     def is_found(self) -> bool:
         return self.accumulator.op.startswith("arg")
 
-    def result(self) -> str:
-        """Return the statement that names the value of a whole row."""
+    def result(self, running: str) -> str:
+        """Return the statement that names the value of a whole row, which is in ``running``."""
         a = self.accumulator
         kind = ops.value(a.result)
-        text = f"{self.running}.at" if self.is_found else self.running
+        text = f"{running}.at" if self.is_found else running
         if a.op == "mean":
             text = f"(count ? {text} / ({self.type})count : {ops.zero(a.dtype)})"
         return f"const {kind} {self.name} = {text if self.is_complex else f'({kind}){text}'};"

@@ -113,7 +113,7 @@ class Passes(Writer):
         if reductions:
             self.combine(reductions)
         for r in reductions:
-            self.out(r.result())
+            self.out(r.result(r.running))
 
     def all_passes(self) -> None:
         """Write all passes of a kernel that does them in one launch."""
@@ -168,7 +168,7 @@ class Rows(Passes):
         if not phase.body and not reductions:
             return
         for name in sorted(keep):
-            out(f"{ops.value(self.texts.dtypes[name])} {name}_at[{batch}][{lanes}];")
+            out(f"{self._type(name)} {name}_at[{batch}][{lanes}];")
         body = wanted(phase.body, kept, {*keep, *(a.of for a in phase.accumulators)})
         loads = [s for s in body if self.texts.hoisted(s) and s.name not in kept]
         at_once = [s for s in loads if s.name in keep]
@@ -304,14 +304,7 @@ class Rows(Passes):
             self.out = Lines()
             is_last = number == len(phases)
             self.thread_lines()
-            self.out(f"const Index chunk = {self.dialect.block_y};")
-            self.out("const Index begin = chunk * span, length = cols - begin;")
-            self.out("const Index end = live ? begin + (length < span ? length : span) : begin;")
-            for k, r in enumerate(self.reductions):
-                self.out(
-                    f"GLOBAL {r.type}* const {r.name}_part = "
-                    f"(GLOBAL {r.type}*)(scratch + {k * SLOT} * rows * chunks);"
-                )
+            self._chunk_lines(self.reductions, SLOT)
             self.row_statements(self.loops.before)
             for earlier in range(number):
                 self.from_chunks(phases[earlier])
@@ -434,7 +427,7 @@ class Rows(Passes):
         with out.block("if (threads > 32)"):
             out(f"const Index warps = threads / 32, first_warp = {d.thread_y} * warps;")
             for r in reductions:
-                place = 32 * SLOT * [x.name for x in self.reductions].index(r.name)
+                place = 32 * SLOT * self.reductions.index(r)
                 out(
                     f"SHARED {r.type}* const {r.name}_of = "
                     f"(SHARED {r.type}*)(shared_memory + {place}) + first_warp;"

@@ -28,9 +28,7 @@ class Segments(Passes):
     edges. It is part of a warp, or a block.
     """
 
-    kind = "segments"
     leader = "y == 0"
-    lane, lanes_of_row = "y", "along"
 
     def run(self) -> Kernel:
         loops = self.loops
@@ -102,9 +100,6 @@ class Segments(Passes):
         packet = f"((tile / {self.lanes} + j * along + y) * width + x) * {self.lanes}"
         return f"tile + j * along * {self.lanes} + y", packet
 
-    def partial_slot(self, chunk: str) -> str:
-        return f"{chunk} * rows + r"
-
     # --------------------------------------------------------------------------------- rows
 
     def row_loop(self) -> None:
@@ -171,7 +166,7 @@ class Segments(Passes):
                 out(f"{r.running} = {r.combine(r.running, f'#shuffled({r.running}, apart)')};")
         with out.block("if (is_hub)"):
             for r in reductions:
-                number = [x.name for x in self.reductions].index(r.name)
+                number = self.reductions.index(r)
                 place = f"{number * SLOT * WARPS} * width"
                 out(
                     f"SHARED {r.type}* const {r.name}_of = "

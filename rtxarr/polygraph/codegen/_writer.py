@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from rtxarr.polygraph._index import Div, Expr, Loaded, Symbol
 from rtxarr.polygraph._loops import Loops, Statement
 from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._dialects import Dialect
+from rtxarr.polygraph.codegen._reductions import Reduction
 from rtxarr.polygraph.codegen._snippets import plain
 from rtxarr.polygraph.codegen._text import (
     BATCH,
@@ -86,6 +87,28 @@ class Writer(ABC):
         if self.texts.step(place, self.counter) == 1:
             size = self.texts.buffers[buffer].dtype.itemsize * self.lanes
             self.aligned[buffer] = min(size, 16)
+
+    # ------------------------------------------------------------------------------- values
+
+    def _type(self, name: str) -> str:
+        return ops.value(self.texts.dtypes[name])
+
+    def _bind(self, names: Iterable[str], where: dict[str, str]) -> None:
+        """Name the values that are elsewhere, as far as ``where`` has them."""
+        for name in dict.fromkeys(names):
+            if where.get(name, name) != name:
+                self.out(f"const {self._type(name)} {name} = {where[name]};")
+
+    def _chunk_lines(self, reductions: Sequence[Reduction], slot: int) -> None:
+        """Name a block's chunk of the elements, and where the values of all chunks are."""
+        self.out(f"const Index chunk = {self.dialect.block_y};")
+        self.out("const Index begin = chunk * span, length = cols - begin;")
+        self.out("const Index end = live ? begin + (length < span ? length : span) : begin;")
+        for k, r in enumerate(reductions):
+            self.out(
+                f"GLOBAL {r.type}* const {r.name}_part = "
+                f"(GLOBAL {r.type}*)(scratch + {k * slot} * rows * chunks);"
+            )
 
     # ----------------------------------------------------------------------------- elements
 
@@ -192,10 +215,10 @@ class Writer(ABC):
         stores = [s for s in body if s.op == "store" and self._in_packets(s)]
         given = {s.name for s in loads} | kept.keys()
         for name in (*(s.name for s in loads), *kept):
-            out(f"{ops.value(self.texts.dtypes[name])} {name}_at[{self.batch}][{lanes}];")
+            out(f"{self._type(name)} {name}_at[{self.batch}][{lanes}];")
         for name in keep:
             if name not in given:
-                out(f"{ops.value(self.texts.dtypes[name])} {name}_at[{self.batch}][{lanes}];")
+                out(f"{self._type(name)} {name}_at[{self.batch}][{lanes}];")
         for s in stores:
             out(f"{ops.value(s.dtype)} {s.args[0]}_at[{self.batch}][{lanes}];")
         if given:

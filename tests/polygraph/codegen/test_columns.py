@@ -1,7 +1,11 @@
 """Kernels over columns: packets of neighbours, what they share, and how they are dealt out."""
 
 import functools
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -248,6 +252,29 @@ def test_sizes_of_one_pattern_share_the_text():
     texts = {kernel_of(and_terms, (1, n, m))[1].text for n, m in ((300, 24), (90, 1152), (50, 33))}
     assert len(texts) == 1
     assert kernel_of(and_terms, (1, 5000, 24))[1].text not in texts  # in chunks
+
+
+TEXTS = """
+import hashlib
+from tests.polygraph.codegen import test_columns as cases
+for function in (cases.joined, cases.of_normal_rows, cases.passes):
+    text = cases.kernel_of(function, (4, 256, 1152))[1].text
+    print(hashlib.sha256(text.encode()).hexdigest())
+"""
+
+
+def test_processes_write_the_same_text():
+    """Whatever the order of their sets is: else each would compile for itself."""
+    folder = Path(__file__).parents[3]
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", TEXTS],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(folder)},
+            capture_output=True, check=True, text=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }  # fmt: skip
+    assert len(found) == 1 and found != {""}
 
 
 def test_short_columns_have_few_threads_each():
