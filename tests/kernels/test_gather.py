@@ -156,7 +156,6 @@ def near(got, want, size, dtype):
     eps = float(ml_dtypes.finfo(dtype).eps)
     inner = float(np.finfo("float64" if np.dtype(dtype) == np.float64 else "float32").eps)
     size = np.broadcast_to(size, got.shape)
-    size = np.broadcast_to(size, got.shape)
     over = np.abs(got - want) - (eps * (1 + 2 * np.abs(want)) + 16 * inner * size)
     worst = np.unravel_index(np.argmax(over), over.shape)
     assert over[worst] <= 0, (worst, got[worst], want[worst], size[worst])
