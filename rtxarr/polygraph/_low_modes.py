@@ -148,9 +148,9 @@ def _parts(node: Node, n_modes: int) -> tuple[int, bool] | None:
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     if norm != "none" or not n_modes:
         return None
-    multiple = -(-n_modes // modes.MODES) * modes.MODES
-    if real.dtype == np.float32 and modes.fits(outer, n, inner, multiple):
-        return multiple, True
+    rounded = modes.rounded(n_modes)
+    if real.dtype == np.float32 and modes.fits(outer, n, inner, rounded):
+        return rounded, True
     if inner == 1 and len(axes) > 1 and 4 * n_modes <= n:
         return n_modes, False
     return None

@@ -240,6 +240,8 @@ class Program:
         """Return the text of a view."""
         (node,) = step.results
         if node.op == "reshape":
+            if step.sources[0].op == "permute" and node.ndim < step.sources[0].ndim:
+                source = f"{self._refer('contiguous', as_contiguous)}({source})"
             return f"{source}.reshape({node.shape})"
         if node.op == "permute":
             return f"{source}.transpose({node.attrs[0]})"

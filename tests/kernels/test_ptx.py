@@ -241,10 +241,10 @@ def norm_cases():
 
 def modes_cases():
     from rtxarr.kernels._modes_cuda import back, forward
-    from rtxarr.kernels.modes import MAX_MODES, MODES
+    from rtxarr.kernels.modes import MAX_MODES, rounded
 
     values = ("float32", 1, "C")
-    for n_modes in range(MODES, MAX_MODES + 1, MODES):
+    for n_modes in sorted({rounded(n) for n in range(1, MAX_MODES + 1)}):
         for make in (forward, back):
             signature = (values, values, values, "int64", "int64")
             yield f"{make.__name__}-{n_modes}", make(n_modes), signature
@@ -586,8 +586,8 @@ CASES = {
 # Kernels whose arithmetic is float64 whatever they store; see _philox_core.
 COMPUTE_IN_FLOAT64 = ("normal32", "exponential32")
 
-# The widest heads, on the oldest device: 16 bytes.
-MAY_SPILL = ("by-destinations-bfloat16-512-Variant(kind='mlp'",)
+# The widest heads and the most frequencies, on the oldest device: 16 bytes.
+MAY_SPILL = ("by-destinations-bfloat16-512-Variant(kind='mlp'", "forward-16", "forward-32")
 
 
 def dtype_of(name):

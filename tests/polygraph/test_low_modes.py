@@ -1,5 +1,8 @@
 """Transforms of low frequencies in fused functions of mode "fast"."""
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -144,6 +147,35 @@ def test_gradients(argument):
     assert not {"rfft", "irfft"} & {*ops}
     assert ops.count("rfft_low") == 2
     assert ops.count("irfft_low") == 1 + argument
+
+
+def test_the_operator_of_the_examples(monkeypatch):
+    """With 24 frequencies of many, as on a GPU: both its transforms are added up."""
+    monkeypatch.undo()
+    monkeypatch.setattr(_backends, "_shortens", lambda trace: True)
+    monkeypatch.setattr(_backends, "_moves", lambda trace: True)
+    monkeypatch.setattr(_fft, "_scales_apart", lambda: True)
+    assert modes.fits(16 * 256, 256, 64, 24)
+    monkeypatch.setattr(modes, "_FEW", 1)
+    path = Path(__file__).parents[2] / "docs" / "examples" / "fourier_operator.py"
+    spec = importlib.util.spec_from_file_location("fourier_operator", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    parts = example.parameters(4, 24)
+    x = array(1, 96, 96, 4)
+    fused = check(
+        lambda x: (example.block(parts, x),), x, ops=["rfft_low", "fft", "ifft", "irfft_low"]
+    )
+    for step in steps_of(fused):
+        if step.results[0].op in ("fft", "ifft"):  # 24 frequencies, along the last axis
+            assert step.results[0].shape == (1, 24, 4, 96)
+            assert step.results[0].attrs[0] == (3,)
+
+    def gradient(x):
+        return (rx.grad(lambda x: rx.sum(example.block(parts, x) ** 2))(x),)
+
+    fused = check(gradient, x)
+    assert not {"rfft", "irfft"} & {*ops_of(fused)}
 
 
 def test_other_modes_and_other_arrays_are_left(monkeypatch):
