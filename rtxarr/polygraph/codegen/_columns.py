@@ -22,11 +22,11 @@ from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, 
 
 _THREADS = 256
 # What takes more registers than threads have where a multiprocessor is half full of them.
-_HUNGRY = frozenset("pow sin cos tan sinh cosh atan2 hypot logaddexp remainder".split())
+_HEAVY = frozenset("pow sin cos tan sinh cosh atan2 hypot logaddexp remainder".split())
 _MEMORY_OF_THREAD = 112  # bytes on chip where a multiprocessor is full of threads
-_MANY = 16  # registers for what a thread has reduced so far
+_SUMS = 16  # registers for what a thread has reduced so far
 _SHORT_BODY = 10  # statements up to which a thread takes more rows at once
-_UNDER_WAY = 128  # bytes that a thread reads at once, at most, and of registers for an array
+_IN_FLIGHT = 128  # bytes of a thread's loads at once, at most, and of registers for an array
 
 
 class Shape(NamedTuple):
@@ -45,7 +45,7 @@ class Columns(Writer):
         super().__init__(*args)
         self.reductions = [reduction(a) for p in self.loops.phases for a in p.accumulators]
         n_values = sum(1 + r.is_found for r in self.reductions)
-        while self.lanes > 2 and n_values * self.lanes > 2 * _MANY:
+        while self.lanes > 2 and n_values * self.lanes > 2 * _SUMS:
             self.lanes //= 2
         most = self.lanes
         while self.lanes > 2 and not self._packs():
@@ -60,11 +60,9 @@ class Columns(Writer):
         self.slots, self.keeps = keep_plan(self.loops, self.texts, self.strict)
         self.n_rows = self._rows_at_once()
         running = sum(self._bytes(r) // 4 for r in self.reductions) * self.lanes
-        many = running >= _MANY or any(s.op in _HUNGRY for s in self._statements())
-        # Blocks beside one another on a multiprocessor: a bound to the registers of a thread.
-        self.beside = 3 if many and not self.slots else 4
-        # Whether text being written is for whole packets alone, or for none; None: for both.
-        self.form: bool | None = None
+        heavy = running >= _SUMS or any(s.op in _HEAVY for s in self._statements())
+        # Blocks on a multiprocessor at once: a bound to the registers of a thread.
+        self.blocks_at_once = 3 if heavy and not self.slots else 4
         self.padded = 0  # rows that stay on chip
         self.partly = False  # and the others are read again in each pass
 
@@ -136,8 +134,8 @@ class Columns(Writer):
             size = sum(s.dtype.itemsize for s in packets) * self.lanes
             width = max([4, *(s.dtype.itemsize for s in packets)]) * self.lanes
             long = len(phase.body) + 2 * len(phase.accumulators) > _SHORT_BODY or self.slots
-            room = _UNDER_WAY // 2 if long else _UNDER_WAY
-            fewest = min(fewest, room // width, _UNDER_WAY // max(size, 1))
+            room = _IN_FLIGHT // 2 if long else _IN_FLIGHT
+            fewest = min(fewest, room // width, _IN_FLIGHT // max(size, 1))
         return max(fewest, 2)
 
     # ------------------------------------------------------------------------------- launches
@@ -160,7 +158,7 @@ class Columns(Writer):
                 along *= 2
         tile, chunks, threads = along * self.n_rows, 1, width * along
         if blocks * threads <= FULL // 2 and cols >= 4 * tile:
-            most = FULL * self.beside // (4 * blocks * threads)  # to run at once
+            most = FULL * self.blocks_at_once // (4 * blocks * threads)  # to run at once
             chunks = min(most, cols // (2 * tile))
         span = -(-cols // (chunks * tile)) * tile
         return Shape(width, along, -(-cols // span), span)
@@ -182,7 +180,7 @@ class Columns(Writer):
         held = 0 if split else self._plan_chip(shape)
         if not held:
             self.slots, self.keeps = [], [{} for _ in loops.phases]
-        bound = self.beside * _THREADS
+        bound = self.blocks_at_once * _THREADS
         sizes = {"rows": loops.rows, "cols": loops.cols}
         sizes |= {"span": shape.span, "chunks": shape.chunks} if split else {"padded": self.padded}
         arguments = [Argument("number", "Index", name, n) for name, n in sizes.items()]
@@ -350,8 +348,8 @@ class Columns(Writer):
         step = self._moves(s)
         if step is not None:
             self._note_packet(s)
-        if step is not None and self.form is not False:
-            with out.block("if (packed)" if self.form is None else ""):
+        if step is not None and self.packing is not False:
+            with out.block("if (packed)" if self.packing is None else ""):
                 out("const Index r = first;")
                 self._bind(sources_of(s), _first(where))
                 if step == 1:
@@ -364,9 +362,9 @@ class Columns(Writer):
                     out(f"const {self._type(s.name)} same = {texts.value_of(s)};")
                     with out.unrolled("k", lanes):
                         out(f"{target}[k] = same;")
-            if self.form:
+            if self.packing:
                 return
-        otherwise = step is not None and self.form is None
+        otherwise = step is not None and self.packing is None
         with out.block("else" if otherwise else ""), out.unrolled("k", lanes):
             self._lane_lines()
             self._bind(sources_of(s), where)
@@ -394,7 +392,7 @@ class Columns(Writer):
         part = "(end < padded ? end : padded)" if self.partly else "end"
         # Elements of packets are one row at a time: each is a load, and registers are finite.
         forms = (True, "if (packed)", self.n_rows), (False, "else", 1)
-        for self.form, opening, n_rows in forms:
+        for self.packing, opening, n_rows in forms:
             step = f"tile += along * {n_rows}"
             with out.block(opening):
                 with out.block(f"for (Index tile = begin; tile < {part}; {step})"):
@@ -402,7 +400,7 @@ class Columns(Writer):
                 if self.partly:
                     with out.block(f"for (Index tile = padded; tile < end; {step})"):
                         self._tile(phase.body, reductions, {}, {}, n_rows)
-        self.form = None
+        self.packing = None
 
     def _row_lines(self) -> None:
         self.out("const Index place = tile + j * along + y;")
@@ -420,7 +418,7 @@ class Columns(Writer):
         out, lanes = self.out, self.lanes
         body = wanted(body, kept, {*keep, *(r.accumulator.of for r in reductions)})
         # What is computed once for a packet.
-        shared = self.by_packet.intersection(s.name for s in body) if self.form else set()
+        shared = self.by_packet.intersection(s.name for s in body) if self.packing else set()
         of_columns = self._of_columns()
         of_rows = [s for s in body if s.op != "store" and s.name not in self.by_column]
         of_rows = [s for s in of_rows if s.name not in kept]
@@ -433,7 +431,7 @@ class Columns(Writer):
         row |= {name: f"{name}_at[j][0]" for name in kept if name not in self.by_column}
         lane = of_columns | {name: f"{name}_at[j][k]" for name in given}
         once = _first(lane)
-        if self.form:
+        if self.packing:
             lane |= {name: where for name, where in once.items() if name in self.by_packet}
         for s in of_rows:
             out(f"{self._type(s.name)} {s.name}_e[{n_rows}];")
@@ -509,14 +507,14 @@ class Columns(Writer):
         buffer, place, _ = s.args
         out, lanes, texts = self.out, self.lanes, self.texts
         self._note_packet(s)
-        if self.form is not False:
-            with out.block("if (valid && packed)" if self.form is None else "if (valid)"):
+        if self.packing is not False:
+            with out.block("if (valid && packed)" if self.packing is None else "if (valid)"):
                 out("const Index r = first;")
                 to = f"{buffer} + ({texts.expr(place)})"
                 out(f"#store_packet<{lanes}>({to}, {buffer}_at[j], {lanes});")
-            if self.form:
+            if self.packing:
                 return
-        otherwise = "else if (valid)" if self.form is None else "if (valid)"
+        otherwise = "else if (valid)" if self.packing is None else "if (valid)"
         with out.block(otherwise), out.unrolled("k", lanes):
             self._lane_lines()
             element = ops.stored(s.dtype)

@@ -25,7 +25,8 @@ from rtxarr.polygraph.codegen._writer import Entry, Writer, power_of_two, source
 EDGES = 4  # whose features a thread reads at once
 _KEPT = 8  # values of a thread that stay on chip
 _ROOM = 24 << 10  # bytes of a block for them
-_REGISTERS, _BLOCKS = 24, 4  # blocks of a multiprocessor where threads read and add up little
+# Threads that read and add up in so few registers leave room for four blocks on a multiprocessor.
+_REGISTERS, _MIN_BLOCKS = 24, 4
 
 EDGE, SHARE, FEATURE = range(3)  # what a value belongs to, beside its edge or row
 
@@ -163,7 +164,7 @@ class Features(Segments):
 
     def kernel(self, name: str, e: Entry, arguments: Sequence[Argument]) -> str:
         if self._registers() <= _REGISTERS:
-            e.blocks = _BLOCKS  # else the compiler lets reads wait for one another
+            e.min_blocks = _MIN_BLOCKS  # else the compiler lets reads wait for one another
         return super().kernel(name, e, arguments)
 
     def _registers(self) -> int:
@@ -239,7 +240,9 @@ class Features(Segments):
         needed = {a.of for p in self.loops.phases for a in p.accumulators}
         for phase in self.loops.phases:
             needed |= {n for s in (*phase.body, *phase.after) for n in sources_of(s)}
-        at_once, loads, later = [], [], []
+        at_once: list[Statement] = []
+        loads: list[Statement] = []
+        later: list[Statement] = []
         for s in reversed(self.loops.before):
             if s.op != "store" and (s.name in needed or s.op == "scalar"):
                 needed.update(sources_of(s))
@@ -489,8 +492,8 @@ class Features(Segments):
         out, lanes = self.out, self.lanes
         rows = self._of_row()
         where = {n: self._row_value(n) for s in body for n in sources_of(s) if n in rows}
-        where |= {r.accumulator.of: self._row_value(r.accumulator.of) for r in wide
-                  if r.accumulator.of in rows}  # fmt: skip
+        sums = {r.accumulator.of for r in wide} & rows
+        where |= {n: self._row_value(n) for n in sums}
         known = told | rows
         loads = [s for s in body if s.op == "load" and s.args[2] is None]
         loads = [s for s in loads if all(n in known and not self._wide(n) for n in sources_of(s))]
@@ -498,9 +501,9 @@ class Features(Segments):
             shares = {n for n in (*told, *where) if self.kind_of[n] == SHARE}
             loads = [s for s in loads if shares.isdisjoint(sources_of(s))]
         others = [s for s in body if s not in loads]
-        asked = dict.fromkeys(n for s in body for n in sources_of(s) if n in told)
-        apart = [n for n in asked if not self.whole and self.kind_of[n] == SHARE]
-        asked = [n for n in asked if n not in apart]
+        used = dict.fromkeys(n for s in body for n in sources_of(s) if n in told)
+        apart = [n for n in used if not self.whole and self.kind_of[n] == SHARE]
+        asked = [n for n in used if n not in apart]
         of_edge = {n: f"{n}_j[j]" for n in asked}
         with self._edges_of_lot(n_edges):
             for n in asked:

@@ -17,7 +17,7 @@ from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, 
 
 SLOT = 16  # bytes for a value of a row, whatever its type
 _HELD = 32  # registers of a thread for what stays of a row
-_BLOCKS = 3  # of 256 such threads that a multiprocessor must have room for
+_MIN_BLOCKS = 3  # of 256 such threads, on a multiprocessor at once
 
 
 class Shape(NamedTuple):
@@ -289,7 +289,7 @@ class Rows(Passes):
         entry = Entry(
             "rows", self.out, (-(-loops.rows // shape.rows), 1), (shape.threads, shape.rows),
             held + self.partial_bytes(), arguments, threads if self.in_registers else 1024,
-            _BLOCKS if self.in_registers and threads == 256 else 1,
+            _MIN_BLOCKS if self.in_registers and threads == 256 else 1,
         )  # fmt: skip
         return self.finish([entry])
 

@@ -246,10 +246,10 @@ class Writer(ABC):
         """Return the text of one entry point."""
         lines = e.lines
         if self.dialect.name == "metal":
-            return _metal_kernel(name, lines, arguments, e.threads)
+            return _metal_kernel(name, lines, arguments, e.max_threads)
         parameters = [f"{a.type} {a.name}" for a in arguments]
-        blocks = f", {e.blocks}" if e.blocks > 1 and self.dialect.name == "cuda" else ""
-        bounds = f"__launch_bounds__({e.threads}{blocks}) "
+        blocks = f", {e.min_blocks}" if e.min_blocks > 1 and self.dialect.name == "cuda" else ""
+        bounds = f"__launch_bounds__({e.max_threads}{blocks}) "
         opening = f'extern "C" __global__ void {bounds}{name}('
         return "\n".join(
             [opening, *(f"    {p}," for p in parameters[:-1]), f"    {parameters[-1]}) {{"]
@@ -305,7 +305,8 @@ class Writer(ABC):
 class Entry:
     """An entry point being written.
 
-    ``threads`` is the most that a block has, ``blocks`` are to find room on a multiprocessor.
+    Registers are bounded such that a block may have ``max_threads``, and a multiprocessor has
+    ``min_blocks`` at once.
     """
 
     kind: str
@@ -314,8 +315,8 @@ class Entry:
     block: tuple[int, int]
     shared: int
     arguments: list[Argument]
-    threads: int
-    blocks: int = 1
+    max_threads: int
+    min_blocks: int = 1
 
 
 def _metal_kernel(name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:
