@@ -87,9 +87,13 @@ def train(
         ),
     ] = None,
     fuse: Annotated[
-        bool,
-        typer.Option("--fuse", help="Fuse the kernels of steps: faster once they are compiled."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--fuse/--no-fuse",
+            help="Fuse the kernels of steps: faster once they are compiled.",
+            show_default="where steps are captured",
+        ),
+    ] = None,
     show_list: Annotated[
         bool, typer.Option("--list", help="List the recipes and their settings.")
     ] = False,

@@ -51,7 +51,7 @@ def train(
     resume: bool,
     out: Path | None,
     capture: bool | None = None,
-    fuse: bool = False,
+    fuse: bool | None = None,
 ) -> int:
     """Run a recipe and print how it went; give the exit status.
 
@@ -63,8 +63,8 @@ def train(
         ``key=value``.
     capture : bool, optional
         Whether to replay steps as CUDA graphs; None for where there is a GPU.
-    fuse : bool, default False
-        Whether to fuse the kernels of steps.
+    fuse : bool, optional
+        Whether to fuse the kernels of steps; None for where they are captured.
     """
     try:
         plan = _plan(name, device, seed, settings, resume, out)
