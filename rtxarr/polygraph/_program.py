@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rtxarr._device import namespace
@@ -123,15 +123,15 @@ class Program:
         written.
         """
         last: dict[Node, int] = {}
-        for i, group in enumerate(groups):
-            for node in group.need:
-                last.update(dict.fromkeys((node, *_looked_at(node)), i))
+        for i in reversed(range(len(groups))):
+            last.update(dict.fromkeys(_looked_at(groups[i].need, last), i))
         found: dict[Node, int] = {}
-        outputs = {n for out in self.graph.outputs for n in (out, *_looked_at(out))}
-        values = {n for _, value in self.graph.updates for n in _looked_at(value)}
+        outputs = _looked_at(self.graph.outputs)
+        values = _looked_at([value for _, value in self.graph.updates])
+        writers = {n: i for i, group in enumerate(groups) for n in group.outputs}
         for number, node in self.graph.updates:
             target = self.graph.inputs[number]
-            writer = next((i for i, g in enumerate(groups) if node in g.outputs), None)
+            writer = writers.get(node)
             if writer is None or node in outputs or node in found or target in self._strides:
                 continue
             group = groups[writer]
@@ -258,7 +258,7 @@ class Program:
         names = [self._name(n) for n in graph.outputs]
         self._values["copy"] = _copy
         for i, node in enumerate(graph.outputs):
-            looks = bool(graph.updates) and any(s.op == "input" for s in _looked_at(node))
+            looks = bool(graph.updates) and any(s.op == "input" for s in _looked_at([node]))
             if looks or i in self.copied:
                 names[i] = f"copy({names[i]})"
         lines = [f"outputs = [{', '.join(names)}]"]
@@ -373,13 +373,23 @@ def _copied(before: Graph, after: Graph, made: set[Node]) -> set[int]:
     return found
 
 
-def _looked_at(node: Node) -> tuple[Node, ...]:
-    """Return the nodes whose memory an array may share: through views, or by an opaque call."""
-    node = behind_views(node)
-    if node.op != "item":
-        return (node,)
-    (call,) = node.src
-    return (node, *(n for s in call.src for n in _looked_at(s)))
+def _looked_at(nodes: Iterable[Node], known: Container[Node] = ()) -> set[Node]:
+    """Return nodes and those whose memory they may share: through views, or by an opaque call.
+
+    What is ``known``, and what they look at, is left out.
+    """
+    found: set[Node] = set()
+    stack = [*nodes]
+    while stack:
+        node = stack.pop()
+        if node in found or node in known:
+            continue
+        found.add(node)
+        if node.op in VIEWS:
+            stack += node.src
+        elif node.op == "item":
+            stack += node.src[0].src
+    return found
 
 
 def eager_step(node: Node, *, contiguous: bool) -> Callable:

@@ -10,6 +10,7 @@ A reduction fits in when all places at which its result is needed are that of th
 from __future__ import annotations
 
 import functools
+import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -247,6 +248,8 @@ class Scheduler:
         self.users: dict[Node, list[Group]] = {n: [] for n in self.order}
         self.kept: set[Node] = {n for n in graph.roots if n.op not in _LEAVES}
         self.why: dict[Node, str] = dict.fromkeys(self.kept, "result")
+        self._memories: dict[Node, Node] = {}  # what _memory has found
+        self._loaded: dict[tuple[Node, Expr], Expr] = {}
 
     def run(self) -> list[Group]:
         for node in reversed(self.order):
@@ -552,8 +555,11 @@ class Scheduler:
 
     def loaded(self, index: Node, place: Expr) -> Expr:
         """Return the expression for an element of an array of indices."""
-        name = f"{self.order[index]}[{place}]"
-        return ix.loaded(name, 2**62)
+        key = index, place
+        if key not in self._loaded:
+            name = f"{self.order[index]}[{len(self._loaded)}]"
+            self._loaded[key] = ix.loaded(name, 2**62)
+        return self._loaded[key]
 
     # ------------------------------------------------------------------ between the groups
 
@@ -562,6 +568,8 @@ class Scheduler:
 
     def _reaches(self, group: Group, others: list[Group]) -> bool:
         """Tell whether a group needs, over any number of steps, what one of the others gives."""
+        if not others:
+            return False
         targets = set(map(id, others))
         seen: set[int] = set()
         stack = [group]
@@ -625,32 +633,47 @@ class Scheduler:
             for source in waiting[id(group)]:
                 users[source].append(group)
         position = {id(g): min(self.order[n] for n in g.outputs) for g in self.groups}
-
-        def grows(group: Group) -> int:
-            taken = sum(sizes[n] for n in group.outputs if self._memory(n) is n)
-            read = {self._memory(n) for n in group.read}
-            freed = sum(sizes[n] for n in read if readers.get(n) == {id(group)})
-            return taken - freed
+        by_id = {id(g): g for g in self.groups}
 
         sizes = {n: n.size * n.dtype.itemsize if n.dtype is not None else 0 for n in self.order}
         for node in self.order:
             if node.op == "item":
                 sizes[node.src[0]] += sizes[node]
-        ready = [g for g in self.groups if not waiting[id(g)]]
-        done = []
-        while ready:
-            costs = {id(g): grows(g) for g in ready}
-            shrinking = [g for g in ready if costs[id(g)] <= 0]
-            group = min(shrinking or ready, key=lambda g: position[id(g)])
-            ready.remove(group)
+
+        def shrinks(group: Group) -> bool:  # once it does, it does until it is taken
+            taken = sum(sizes[n] for n in group.outputs if self._memory(n) is n)
+            read = {self._memory(n) for n in group.read}
+            return taken <= sum(sizes[n] for n in read if readers.get(n) == {id(group)})
+
+        ready: dict[int, Group] = {}  # by position, as the heaps
+        heap: list[int] = []
+        shrinking: list[int] = []
+        found = [g for g in self.groups if not waiting[id(g)]]
+        done: list[Group] = []
+        while True:
+            for group in found:
+                if position[id(group)] not in ready:
+                    ready[position[id(group)]] = group
+                    heapq.heappush(heap, position[id(group)])
+                if shrinks(group):
+                    heapq.heappush(shrinking, position[id(group)])
+            first = shrinking or heap
+            if not first:
+                return done
+            group = ready.pop(heapq.heappop(first), None)
+            found = []
+            if group is None:  # taken from the other heap
+                continue
             done.append(group)
             for node in map(self._memory, group.read):
-                readers.get(node, set()).discard(id(group))
+                left = readers.get(node, set())
+                left.discard(id(group))
+                if len(left) == 1:
+                    found += [by_id[i] for i in left if position[i] in ready]
             for user in users[id(group)]:
                 waiting[id(user)].discard(id(group))
                 if not waiting[id(user)]:
-                    ready.append(user)
-        return done
+                    found.append(user)
 
     @functools.cached_property
     def kept_for_good(self) -> set[Node]:
@@ -658,8 +681,16 @@ class Scheduler:
         return {self._memory(n) for n in self.graph.roots}
 
     def _memory(self, node: Node) -> Node:
-        """Return the node in whose memory a node lies: that of which it is a view, or a call."""
-        views = (*ir.VIEWS, "item")
-        while node.op in views and node in self.owner and self.owner[node].kind == "eager":
+        """Return the node in whose memory a node lies: that of which it is a view, or a call.
+
+        It is asked when all groups are made.
+        """
+        views, passed = (*ir.VIEWS, "item"), []
+        while node not in self._memories and node.op in views and node in self.owner:
+            if self.owner[node].kind != "eager":
+                break
+            passed.append(node)
             (node,) = node.src
+        node = self._memories.get(node, node)
+        self._memories.update(dict.fromkeys(passed, node))
         return node

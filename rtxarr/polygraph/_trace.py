@@ -443,10 +443,12 @@ class Part:
 
 def _write(node, steps, value):
     """Return ``node`` after ``value`` was written through a chain of views."""
-    if not steps:
-        return value
-    first, *rest = steps
-    return first.write(node, _write(first.read(node), rest, value))
+    seen = [node]
+    for step in steps:
+        seen.append(step.read(seen[-1]))
+    for step, node in zip(reversed(steps), reversed(seen[:-1]), strict=True):
+        value = step.write(node, value)
+    return value
 
 
 class Tracer:
@@ -489,11 +491,17 @@ class Tracer:
                 raise concretization(f".{name}")
             raise AttributeError(f"an array of a traced function has no attribute {name!r}")
 
-    def __init__(self, cell: Cell, steps: tuple = (), look: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        steps: tuple = (),
+        look: np.ndarray | None = None,
+        known: tuple[Any, Any] = (None, None),
+    ) -> None:
         self._cell = cell
         self._steps = steps
         self._look = look  # a dummy of its shape, dtype and strides, made when asked for
-        self._known: tuple[Any, Any] = (None, None)
+        self._known = known  # a node of the cell, and what this is of it
         node = self.node
         self.shape = node.shape
         self.dtype = node.dtype
@@ -553,7 +561,8 @@ class Tracer:
 
     def view_by(self, step: Any, look: np.ndarray) -> Tracer:
         """Return a view through one more step."""
-        return Tracer(self._cell, (*self._steps, step), look)
+        known = self._cell.node, step.read(self.node)
+        return Tracer(self._cell, (*self._steps, step), look, known)
 
     def write(self, node: _ir.Node) -> None:
         """Replace the contents; ``node`` has this shape and dtype."""
