@@ -19,10 +19,6 @@ from rtxarr.kernels._vector import by_address, each, lift
 WIDTHS = {"float32": 4, "float16": 8, "bfloat16": 8}
 
 
-def _device(function):
-    return cuda.jit(device=True)(function)
-
-
 @functools.cache
 def unary(name: str, dtype: np.dtype):
     """Return ``kernel(x, out, n)``; ``kernel.per_thread`` elements a thread."""
@@ -62,7 +58,7 @@ def binary(name: str, dtype: np.dtype, form: str):
 
     if form.endswith("first"):
 
-        @_device
+        @cuda.jit(device=True)
         def pair(x, number):
             return function(number, x)
 
@@ -72,13 +68,13 @@ def binary(name: str, dtype: np.dtype, form: str):
 
     if form.startswith("number"):
 
-        @_device
+        @cuda.jit(device=True)
         def number_of(operand):
             return operand
 
     else:
 
-        @_device
+        @cuda.jit(device=True)
         def number_of(operand):
             return load_one(operand)[0]
 
@@ -226,18 +222,18 @@ def _unary() -> dict[str, Callable]:
         "square": lambda x: x * x,
         "tanh": lambda x: math.tanh(x),
     }
-    return {name: _device(function) for name, function in found.items()}
+    return {name: cuda.jit(device=True)(function) for name, function in found.items()}
 
 
 @functools.cache
 def _binary() -> dict[str, Callable]:
-    @_device
+    @cuda.jit(device=True)
     def maximum(x, y):
         if x != x:  # NaN of either goes through
             return x
         return y if y != y else max(x, y)  # of two zeros the positive one, as CuPy
 
-    @_device
+    @cuda.jit(device=True)
     def minimum(x, y):
         if x != x:
             return x
@@ -249,5 +245,5 @@ def _binary() -> dict[str, Callable]:
         "multiply": lambda x, y: x * y,
         "subtract": lambda x, y: x - y,
     }
-    devices = {name: _device(function) for name, function in found.items()}
+    devices = {name: cuda.jit(device=True)(function) for name, function in found.items()}
     return {**devices, "maximum": maximum, "minimum": minimum}

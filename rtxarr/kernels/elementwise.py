@@ -43,60 +43,23 @@ _FEWEST = 65_536
 _NUMBERS = (int, float)
 
 
-def preferred(name: str, types: tuple[type, ...], otherwise: Callable) -> Callable:
+def preferred(name: str, otherwise: Callable) -> Callable:
     """Return ``otherwise``, but with the kernel where it fits.
 
     Parameters
     ----------
     name : str
         Any function's; of those neither in ``UNARY`` nor in ``BINARY`` ``otherwise`` is returned.
-    types : tuple of type
-        Of the arguments: CuPy arrays, or one and a Python number.
     otherwise : callable
-        CuPy's function.
+        CuPy's function, of arrays and Python numbers.
     """
-    if name in UNARY:
-        return _unary_or(unary(name), otherwise)
-    if name not in BINARY:
+    if name not in UNARY + BINARY:
         return otherwise
-    kernel, (first, second) = binary(name), types
-    if second in _NUMBERS:
-        return _with_number_or(kernel, otherwise)
-    return _number_with_or(kernel, otherwise) if first in _NUMBERS else _both_or(kernel, otherwise)
+    kernel: Callable = unary(name) if name in UNARY else binary(name)
 
-
-def _unary_or(kernel, otherwise):
-    def function(x):
-        if x.size < _FEWEST or (out := kernel(x)) is None:
-            return otherwise(x)
-        return out
-
-    return function
-
-
-def _with_number_or(kernel, otherwise):
-    def function(x, number):
-        if x.size < _FEWEST or (out := kernel(x, number)) is None:
-            return otherwise(x, number)
-        return out
-
-    return function
-
-
-def _number_with_or(kernel, otherwise):
-    def function(number, x):
-        if x.size < _FEWEST or (out := kernel(number, x)) is None:
-            return otherwise(number, x)
-        return out
-
-    return function
-
-
-def _both_or(kernel, otherwise):
-    def function(x, y):
-        if x.size < _FEWEST and y.size < _FEWEST or (out := kernel(x, y)) is None:
-            return otherwise(x, y)
-        return out
+    def function(*operands):
+        out = kernel(*operands)
+        return otherwise(*operands) if out is None else out
 
     return function
 

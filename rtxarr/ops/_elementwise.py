@@ -97,7 +97,7 @@ class _Implementations(dict):
             found = getattr(namespace(*args), name)
             if any(is_array(a) for a in args):  # else it depends on the current device
                 if all(is_device_array(a) or type(a) in (int, float) for a in args):
-                    found = kernels.preferred(name, types, found)
+                    found = kernels.preferred(name, found)
                 self[types] = found
             return found(*args)
 
