@@ -163,18 +163,22 @@ def _plan(one: Pass, x: Any) -> Any:
     key = ("cufft", x.data.device_id, stream, double, one.kind, one.n, layouts, one.batch)
 
     def make():
-        cufft = _device.cupy.cuda.cufft
+        cuda = _device.cupy.cuda
         last = len(one.n) - 1, one.result.embed[-1]
         if max(math.prod(d.embed) for d in (one.source, one.result)) * one.batch < 1 << 31:
             kind = _TYPES[one.kind, double]
-            return cufft.PlanNd(one.n, *layouts, kind, one.batch, "C", *last)
-        # Its numbers are of 64 bits.
-        types = {"R": "d" if double else "f", "C": "D" if double else "F"}
-        source, result = types[one.kind[0]], types[one.kind[2]]
-        return cufft.XtPlanNd(
-            one.n, *one.source, source, *one.result, result, one.batch, types["C"],
-            order="C", last_axis=last[0], last_size=last[1],
-        )  # fmt: skip
+            plan = cuda.cufft.PlanNd(one.n, *layouts, kind, one.batch, "C", *last)
+        else:  # its numbers are of 64 bits
+            types = {"R": "d" if double else "f", "C": "D" if double else "F"}
+            source, result = types[one.kind[0]], types[one.kind[2]]
+            plan = cuda.cufft.XtPlanNd(
+                one.n, *one.source, source, *one.result, result, one.batch, types["C"],
+                order="C", last_axis=last[0], last_size=last[1],
+            )  # fmt: skip
+        # Its tables are copied to the GPU on the legacy stream, and the host may be back before
+        # they are there: streams that do not wait for that one would read something else.
+        cuda.Stream.null.synchronize()
+        return plan
 
     return _kept(key, make)
 

@@ -46,17 +46,20 @@ class FakePlan:
     """Gathers, transforms by NumPy without scales, and scatters."""
 
     made = 0
+    copying = False  # tables of a plan to the GPU
 
     def __init__(self, n, embed, stride, dist, onembed, ostride, odist, kind, batch, *rest):
         assert len(n) == len(embed) == len(onembed) <= 3
         assert min(n) > 1
         assert rest[0] == "C"
         FakePlan.made += 1
+        FakePlan.copying = True
         self.n, self.kind, self.batch = n, kind & 15, batch
         self.layouts = (embed, stride, dist), (onembed, ostride, odist)
         self.is_wide = "of 64 bits" in rest
 
     def fft(self, x, out, direction):
+        assert not FakePlan.copying
         for array in (x, out):
             assert array.flags.c_contiguous
             assert array.data.ptr % np.result_type(array.dtype, np.complex64).itemsize == 0
@@ -104,13 +107,20 @@ def fake_cufft(monkeypatch):
         out[...] = np.nan
         return out.view(FakeArray)
 
+    def synchronize():
+        FakePlan.copying = False
+
     cufft = types.SimpleNamespace(PlanNd=FakePlan, XtPlanNd=wide_plan)
+    stream = types.SimpleNamespace(ptr=5)
+    null = types.SimpleNamespace(synchronize=synchronize)
     cupy = types.SimpleNamespace(
         empty=empty,
         zeros=lambda shape, dtype: np.zeros(shape, dtype).view(FakeArray),
         multiply=np.multiply,
         cuda=types.SimpleNamespace(
-            cufft=cufft, get_current_stream=lambda: types.SimpleNamespace(ptr=5)
+            cufft=cufft,
+            get_current_stream=lambda: stream,
+            Stream=types.SimpleNamespace(null=null),
         ),
     )
     monkeypatch.setitem(vars(_device), "cupy", cupy)
@@ -240,6 +250,7 @@ def test_large_arrays_get_plans_of_64_bits(fake_cufft):
         real = Shape()
         real.dtype = np.dtype("f4")
         assert provider._plan(one, real).is_wide is is_wide
+    assert not FakePlan.copying
 
 
 def test_plans_are_told_apart(fake_cufft):
@@ -351,6 +362,57 @@ def test_gpu_threads_have_plans_of_their_own():
         for x, want, (spectrum, back) in zip(xs, wants, pool.map(work, range(4)), strict=True):
             assert_close(spectrum, want, rtol=1e-4, atol=1e-3)
             assert_close(back, cupy.asnumpy(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_gpu_new_plans_are_used_at_once_on_streams_of_their_own():
+    cupy = _device.cupy
+    rng = np.random.default_rng(6)
+    x = cupy.asarray(rng.standard_normal((20, 400)))
+    host = cupy.asnumpy(x)
+    for n in range(4, 204):  # lengths that need tables of all kinds
+        name, other = (("rfftn", "irfftn"), ("fftn", "ifftn"))[n % 2]
+        part, captured = x[:, :n], n % 5 == 0
+
+        def step(x, name=name, other=other, n=n):
+            waves = provider.transform(name, x, (n,), (1,), "none")
+            return waves, provider.transform(other, waves, (n,), (1,), "backward")
+
+        provider._thread.plans.clear()  # their memory is used again
+        cupy.cuda.Device().synchronize()
+        with rx.device("cuda:0"), cupy.cuda.Stream(non_blocking=True) as stream:
+            run = rx.capture(step) if captured else step
+            for _ in range(3):
+                waves, back = run(part)
+            stream.synchronize()
+        want = (np.fft.rfft if n % 2 == 0 else np.fft.fft)(host[:, :n])
+        assert_close(cupy.asnumpy(waves), want, rtol=0, atol=1e-11)
+        assert_close(cupy.asnumpy(back.real), host[:, :n], rtol=0, atol=1e-13)
+
+
+@pytest.mark.gpu
+def test_gpu_steps_with_equal_plans_come_and_go():
+    """Plans of a step that is gone leave those of the next alone."""
+    cupy = _device.cupy
+    rng = np.random.default_rng(7)
+    with rx.device("cuda:0"):
+        for i in range(60):
+            z = rng.standard_normal((5, 4, 2)) + 1j * rng.standard_normal((5, 4, 2))
+            norm = ("backward", "ortho", "forward")[i % 3]
+
+            def step(x, norm=norm):
+                back = rx.fft.irfftn(x, s=(4,), axes=(1,), norm=norm)
+                return back, rx.fft.rfftn(back, axes=(1,), norm=norm)
+
+            run, x = rx.capture(step), cupy.asarray(z)
+            for _ in range(3):
+                back, waves = run(x)
+            want = np.fft.irfftn(z, s=(4,), axes=(1,), norm=norm)
+            assert_close(cupy.asnumpy(back), want, rtol=0, atol=1e-13)
+            want = np.fft.rfftn(want, axes=(1,), norm=norm)
+            assert_close(cupy.asnumpy(waves), want, rtol=0, atol=1e-13)
+            if i % 4 == 0:
+                cupy.get_default_memory_pool().free_all_blocks()
 
 
 @pytest.mark.gpu
