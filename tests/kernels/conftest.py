@@ -73,3 +73,18 @@ def host_path(request, monkeypatch):
 
     monkeypatch.setattr(philox, "_COMPILED_FROM", 2**62 if request.param == "numpy" else -1)
     return request.param
+
+
+@pytest.fixture
+def poisoned_results(monkeypatch):
+    """Let results of elementwise kernels hold 77 where nothing is written."""
+    from rtxarr.kernels import elementwise
+
+    make = elementwise._empty_like
+
+    def poisoned(x, dtype):
+        out = make(x, dtype)
+        out[...] = 77
+        return out
+
+    monkeypatch.setattr(elementwise, "_empty_like", poisoned)
