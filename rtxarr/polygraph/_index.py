@@ -289,6 +289,19 @@ def names_in(x: Expr) -> set[str]:
     return found
 
 
+def length(x: Expr) -> int:
+    """Return how many terms ``x`` has, those inside of others too."""
+    total, stack = 0, [x]
+    while stack:
+        for atom, _ in stack.pop().terms:
+            total += 1
+            if type(atom) in (Div, Mod):
+                stack.append(atom.numerator)
+            elif type(atom) is Assumed:
+                stack.append(atom.inner)
+    return total
+
+
 def has_assumptions(x: Expr) -> bool:
     """Tell whether ``x`` is what it is in a part of its counters' range only."""
     return any(

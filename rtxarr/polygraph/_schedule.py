@@ -25,6 +25,10 @@ from rtxarr.polygraph._ir import Graph, Node
 _MAX_MEMBERS = 160
 _MAX_BUFFERS = 40
 
+# A node needed at a place of more terms than this is kept: reshapes and transposes that do not fit
+# one another make places that grow by a factor with each.
+_MAX_TERMS = 100
+
 # A node needed at several places of a kernel is computed for each if it is as cheap as this. One
 # needed by several kernels is computed in each, if that reads hardly more than its result would be.
 _MAX_PLACES_COST, _MAX_USERS_COST = 4, 12
@@ -35,7 +39,7 @@ FEW_ROWS, LONG_ROW = 64, 8192
 _ARITHMETIC = """
     cast positive negative abs add subtract multiply maximum minimum where equal not_equal less
     less_equal greater greater_equal logical_and logical_or logical_not bitwise_and bitwise_or
-    bitwise_xor bitwise_invert
+    bitwise_xor bitwise_invert conj real imag
 """
 _CHEAP = frozenset(_ARITHMETIC.split())
 _LEAVES = ("input", "constant", "iota")
@@ -420,9 +424,11 @@ class Scheduler:
             return "the kernel is full"
         if node.op in _REDUCTIONS or node.op == "spread":
             return "" if self._fitting_space(node, group) else self._misfit(node, group)
-        places = len(group.need[node])
-        if places > 1 and self._below(node)[0] > _MAX_PLACES_COST:
-            return f"needed at {places} places of one kernel"
+        places = group.need[node]
+        if len(places) > 1 and self._below(node)[0] > _MAX_PLACES_COST:
+            return f"needed at {len(places)} places of one kernel"
+        if any(ix.length(place) > _MAX_TERMS for place in places):
+            return "where it is needed is too long to say"
         return ""
 
     def _misfit(self, node: Node, group: Group) -> str:
