@@ -304,7 +304,7 @@ class CublasLt:
     def _make(self, key, pointers):
         devices, recipe, *operands, out_strides, alignment = key
         a_dtype, b_dtype, a_shape, a_strides, b_shape, b_strides = operands
-        epilogue, out_dtype, tf32, aux_ld, fp8, whole = recipe
+        epilogue, out_dtype, tf32, aux_ld, fp8, unsplit = recipe
         if len(set(devices)) > 1:
             raise Unsupported("an array that is not on the current device")
         if fp8 is None:
@@ -359,7 +359,7 @@ class CublasLt:
         for attribute, _ in pointers:
             # The heuristics do not read there, but count on the alignment that they see.
             set_(self._set, plan.desc, attribute, np.int64(alignment))
-        self._choose(plan, devices[0], key, product.k, alignment, whole)
+        self._choose(plan, devices[0], key, product.k, alignment, unsplit)
         return plan
 
     def _describe(self, plan, product, compute, kinds, out_kind):
@@ -392,12 +392,12 @@ class CublasLt:
         value = np.asarray(value)
         function(descriptor, attribute, value.ctypes.data, value.nbytes)
 
-    def _choose(self, plan, device_id, key, k, alignment, whole):
+    def _choose(self, plan, device_id, key, k, alignment, unsplit):
         """Take the first algorithm that the library names, or the one timed before."""
         handle = self.handle(device_id)
         layouts = (plan.b, plan.a, plan.out, plan.out)
         try:
-            found = self._ask(plan, handle, layouts, alignment, whole)
+            found = self._ask(plan, handle, layouts, alignment, unsplit)
             usable = [i for i in found if self._is_sound(_address(plan.results, i), k)]
         except self._error as error:
             raise Unsupported(
@@ -419,12 +419,12 @@ class CublasLt:
             else:
                 self._restore(plan, handle, layouts, kept[1], k)
 
-    def _ask(self, plan, handle, layouts, alignment, whole):
+    def _ask(self, plan, handle, layouts, alignment, unsplit):
         """Ask the library for algorithms, and say which of ``plan.results`` hold one."""
         lt = self._lt
         preferences = [(_MAX_WORKSPACE, np.uint64(WORKSPACE_BYTES))]
         preferences += [(attribute, np.uint32(alignment)) for attribute in _MIN_ALIGNMENTS]
-        if whole:
+        if unsplit:
             preferences.append((_REDUCTION_SCHEMES, np.uint32(0)))
         plan.results = np.zeros(8, _RESULT)
         count = np.zeros(1, np.int32)
@@ -518,7 +518,7 @@ def recipe(
     tf32: bool = False,
     aux_ld: int = 0,
     fp8: tuple | None = None,
-    whole: bool = False,
+    unsplit: bool = False,
 ) -> tuple:
     """Return what distinguishes two products of operands that lie alike.
 
@@ -533,10 +533,10 @@ def recipe(
         Elements (bits, for ReLU) between rows of the auxiliary array.
     fp8 : (int, int, bool, bool), optional
         Types of the operands, whether each row has its scale, whether to accumulate fast.
-    whole : bool
-        Whether no algorithm may split the sum, which makes long ones slow.
+    unsplit : bool
+        Whether no algorithm may split the sum (split-K), which makes long ones slow.
     """
-    return (epilogue, dtype, tf32, aux_ld, fp8, whole)
+    return (epilogue, dtype, tf32, aux_ld, fp8, unsplit)
 
 
 def _check_fp8(product, alignment):

@@ -154,11 +154,11 @@ def try_matmul(
     out: Any = None,
     dtype: Any = None,
     tf32: bool | None = None,
-    or_whole: bool = False,
+    or_unsplit: bool = False,
 ) -> Any:
     """Return what :func:`matmul` does, or None where cuBLASLt cannot compute it.
 
-    ``or_whole``: where it would only split the sum in a way that may lose part of it, let it not
+    ``or_unsplit``: where it would only split the sum in a way that may lose part of it, let it not
     split it, however slow that is.
     """
     library = _loaded[0] if _loaded else _load()
@@ -188,7 +188,7 @@ def try_matmul(
                 size = _rounded(-(-a.shape[1] // 64), 256)
                 if a.shape[1] >= 2 * size:
                     return _in_pieces(library, a, b, bias, dtype or a.dtype, tf32, size)
-            if not or_whole:
+            if not or_unsplit:
                 raise
             return library.run(a, b, (kind, dtype, tf32, 0, None, True), out, pointers)
     except Unsupported as reason:
@@ -206,7 +206,7 @@ def _in_pieces(library, a, b, bias, dtype, tf32, size):
         try:
             return library.run(a, b, recipe(dtype=wide, tf32=tf32))
         except SplitsOnly:
-            return library.run(a, b, recipe(dtype=wide, tf32=tf32, whole=True))
+            return library.run(a, b, recipe(dtype=wide, tf32=tf32, unsplit=True))
 
     as_strided = _device.cupy.lib.stride_tricks.as_strided
     left = as_strided(a, (n_pieces, m, size), (size * a.strides[1], *a.strides))
@@ -271,7 +271,7 @@ def matmul(
     if is_device_array(a):
         options = {"bias": bias, "epilogue": epilogue, "dtype": dtype}
         alone = bias is None and epilogue is None
-        result = try_matmul(a, b, **options, out=out, tf32=tf32, or_whole=alone)
+        result = try_matmul(a, b, **options, out=out, tf32=tf32, or_unsplit=alone)
         if result is not None:
             return result
     result = _plain(a, b, bias, epilogue, dtype)

@@ -63,7 +63,7 @@ _matmul_in_single = rounded_once(_matmul)
 def _matmul_on_device(x1, x2):
     if x1.dtype != x2.dtype:
         return _matmul_of_two_dtypes(x1, x2)
-    out = try_matmul(x1, x2, or_whole=True)
+    out = try_matmul(x1, x2, or_unsplit=True)
     # CuPy's promotes bfloat16 and accumulates in float32 by itself.
     return _matmul(x1, x2) if out is None else out
 

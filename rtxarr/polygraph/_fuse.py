@@ -31,7 +31,7 @@ from rtxarr.polygraph._trace import (
 if TYPE_CHECKING:
     from rtxarr.polygraph._explain import Explanation, Profile
 
-_TELLING = RECORDED | OBSERVED | AUTOCAST  # what a program depends on, of the mode
+_KEY_MODES = RECORDED | OBSERVED | AUTOCAST  # of the mode, what a program depends on
 _OF_GPU: set[type] = set()  # CuPy's type of arrays, once one was seen
 
 MOST_PROGRAMS = 256
@@ -162,7 +162,7 @@ class Fused:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if thread.trace is not None:  # part of a larger function
             return self._function(*args, **kwargs)
-        mode = state.mode & _TELLING
+        mode = state.mode & _KEY_MODES
         if kwargs or mode & AUTOCAST:
             return self._call(args, kwargs)
         parts: list[Any] = [mode]
@@ -200,7 +200,7 @@ class Fused:
         """Call with arguments of any kind."""
         leaves, structure = flatten((args, kwargs))
         try:
-            key = (state.mode & _TELLING, state.low, structure, *map(_kind, leaves))
+            key = (state.mode & _KEY_MODES, state.low, structure, *map(_kind, leaves))
             found = self._programs.get(key, ())
         except TypeError as error:
             self._refused(f"it cannot tell apart such arguments: {error}")

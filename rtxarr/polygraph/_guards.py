@@ -31,28 +31,10 @@ from rtxarr.polygraph._watch import CONTAINERS, NAMESPACES, Snapshot, held_by
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype, type(Ellipsis))
 _LIBRARIES = frozenset(
-    (
-        "rtxarr",
-        "numpy",
-        "cupy",
-        "cupyx",
-        "array_api_compat",
-        "scipy",
-        "numba",
-        "ml_dtypes",
-        "pytest",
-        "PIL",
-        "cuda",
-        "cudnn",
-        "jax",
-        "matplotlib",
-        "networkx",
-        "nvmath",
-        "pandas",
-        "sklearn",
-        "torch",
-        "tqdm",
-    )
+    """
+    array_api_compat cuda cudnn cupy cupyx jax matplotlib ml_dtypes networkx numba numpy
+    nvmath pandas PIL pytest rtxarr scipy sklearn torch tqdm
+    """.split()
 ) | frozenset(sys.stdlib_module_names)
 _MISSING = object()
 _MOST_OBJECTS = 10_000
