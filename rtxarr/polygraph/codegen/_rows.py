@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -150,15 +151,24 @@ class Rows(Passes):
 
     def body(self, number: int, phase: Phase) -> None:
         if self.in_registers:
-            self.whole_body(number, phase)
+            self.body_in_registers(number, phase)
             return
         self.batch = self.batches[number]
         super().body(number, phase)
         self.batch = max(self.batches)
 
-    def whole_body(self, number: int, phase: Phase) -> None:
+    def body_in_registers(self, number: int, phase: Phase) -> None:
         """Go over elements that are in registers: all packets of a thread at once."""
         out, batch, lanes = self.out, self.batch, self.lanes
+        together = BATCH if batch * lanes <= _HELD else 1  # what is read in turn takes some too
+
+        @contextmanager
+        def each_packet() -> Iterator[None]:
+            with out.unrolled("i", together):
+                out(f"const int j = some * {together} + i;")
+                out(f"const Index first = {place};")
+                yield
+
         keeps = self.keeps[number]
         kept = {name for name, (_, made, _) in keeps.items() if made != number}
         keep = keeps.keys() - kept
@@ -187,25 +197,18 @@ class Rows(Passes):
                 with out.unrolled("j", batch):
                     out(f"const Index first = {place};")
                     self.load_packets(at_once, "end")
-            together = BATCH if batch * lanes <= _HELD else 1  # what is read in turn takes some too
             with out.unrolled("some", batch // together):
                 for s in in_turn:
                     out(f"{ops.value(s.dtype)} {s.name}_at[{batch}][{lanes}];")
                 for s in stores:
                     out(f"{ops.value(s.dtype)} {s.args[0]}_at[{batch}][{lanes}];")
                 if in_turn:
-                    with out.unrolled("i", together):
-                        out(f"const int j = some * {together} + i;")
-                        out(f"const Index first = {place};")
+                    with each_packet():
                         self.load_packets(in_turn, "end")
-                with out.unrolled("i", together):
-                    out(f"const int j = some * {together} + i;")
-                    out(f"const Index first = {place};")
+                with each_packet():
                     self.elements(body, given, "end", extra)
                 if stores:
-                    with out.unrolled("i", together):
-                        out(f"const int j = some * {together} + i;")
-                        out(f"const Index first = {place};")
+                    with each_packet():
                         self.store_packets(stores, "end")
 
     def shape_in_registers(self) -> Shape | None:
@@ -248,9 +251,9 @@ class Rows(Passes):
 
     def run(self) -> Kernel:
         loops, large = self.loops, self.batches
-        whole = self.shape_in_registers()
-        if whole is not None:
-            return self.whole_rows(whole, 0)
+        in_registers = self.shape_in_registers()
+        if in_registers is not None:
+            return self.whole_rows(in_registers, 0)
         small = [BATCH] * len(large)  # smaller tiles leave less room unused
         for batches, partly in (large, False), (small, False), (small, True), (large, False):
             self.batches, self.batch = batches, max(batches)
