@@ -239,17 +239,17 @@ def _attention(function, q, k, v, mask, kept, lengths, **options):
     return tuple(_call(function, (q, k, v, mask, None, lengths), options, results))
 
 
-_BEHIND = (0, 2, 1, 3)  # heads behind the queries or keys
+_BSHD = (0, 2, 1, 3)  # arrays (batch, heads, seq, dim) that lie as (batch, seq, heads, dim)
 
 
 def _order_of_attention(call, number):
-    return _BEHIND if number == 0 else None
+    return _BSHD if number == 0 else None
 
 
 def _order_of_gradient(call, number):
     """Gradients lie as what they are gradients of."""
     x = call.src[3 + number] if number < 3 else None
-    return _BEHIND if x is not None and x.op == "permute" and x.attrs == (_BEHIND,) else None
+    return _BSHD if x is not None and x.op == "permute" and x.attrs == (_BSHD,) else None
 
 
 _ORDERS["rtxarr.ops._attention._attention"] = _order_of_attention

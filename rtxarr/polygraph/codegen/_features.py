@@ -48,11 +48,11 @@ class Features(Segments):
         # The edges that a lane with features has of those that a team takes together. Where they
         # are few, it reads those of several lots at once.
         self.per_lot = width // self._shares() if self.by_edges else EDGES
-        self.joined = self.per_lot < EDGES
-        self.alone = width == 1  # a lane has the same edges in both roles
-        self.batch = EDGES if self.share or self.joined else EDGES // 2  # lots at once
+        self.across_lots = self.per_lot < EDGES
+        self.one_lane = width == 1  # a lane has the same edges in both roles
+        self.batch = EDGES if self.share or self.across_lots else EDGES // 2  # lots at once
         self.whole = True  # the text being written is for whole packets
-        self.asked: set[str] = set()  # values of shares that lanes with features have
+        self.fetched: set[str] = set()  # values of shares that lanes with features have
         self._plan_kept()
 
     # ------------------------------------------------------------------------------ classes
@@ -126,8 +126,8 @@ class Features(Segments):
         """Decide which values of edges and shares stay on chip, and where."""
         slots, keeps = keep_plan(self.loops, self.texts, self.strict)
         keeps = [{n: k for n, k in keep.items() if not self._wide(n)} for keep in keeps]
-        self.early = self._early_loads()
-        for s in self.early:
+        self.prefetched = self._prefetched_loads()
+        for s in self.prefetched:
             for number, phase in enumerate(self.loops.phases):
                 if number == 0 or s in phase.body:
                     keeps[number][s.name] = (len(slots), 0, number)
@@ -137,11 +137,11 @@ class Features(Segments):
         self.n_kept = max(self.batch, _KEPT if self.share else _KEPT // 2)
         self.kept_bytes = size * self.n_kept * THREADS
         if self.kept_bytes > _ROOM:
-            self.kept_bytes, self.early, used, keeps = 0, [], [], [{} for _ in keeps]
+            self.kept_bytes, self.prefetched, used, keeps = 0, [], [], [{} for _ in keeps]
         self.keeps = keeps
         self.kept_slots = {slot: slots[slot] for slot in used}
 
-    def _early_loads(self) -> list[Statement]:
+    def _prefetched_loads(self) -> list[Statement]:
         """Return what later passes read of edges, that the first one may: waiting is shared."""
         first, *later = self.loops.phases
         known = {s.name for s in first.body}
@@ -158,7 +158,7 @@ class Features(Segments):
         """Return how many lots there are to a step of a pass."""
         if not self.whole:
             return 1
-        if features and self.joined:
+        if features and self.across_lots:
             return EDGES // self.per_lot
         return min(self.batch, EDGES // 2) if features else self.batch
 
@@ -214,7 +214,7 @@ class Features(Segments):
         self.packed &= self.loops.features % self.lanes == 0 and self.share % self.lanes == 0
         for whole in (True, False):
             self.whole = whole
-            self.asked = set()
+            self.fetched = set()
             with self.out.block("if (packed)" if whole else "else"):
                 self._own_lines()
                 self._passes()
@@ -287,11 +287,11 @@ class Features(Segments):
             found |= {a.name for a in phase.accumulators} | {s.name for s in phase.after}
         return found
 
-    def _ask(self, names: Iterable[str]) -> None:
+    def _fetch_shares(self, names: Iterable[str]) -> None:
         """Give lanes with features the row's values of their shares."""
         for name in dict.fromkeys(names):
-            if self.kind_of[name] == SHARE and name not in self.asked:
-                self.asked.add(name)
+            if self.kind_of[name] == SHARE and name not in self.fetched:
+                self.fetched.add(name)
                 if self.whole:
                     self.out(f"const {self._type(name)} {name}_own = #from_lane({name}, own);")
                 else:
@@ -318,7 +318,7 @@ class Features(Segments):
             return
         own = {s.name for s in varying}
         names = [n for s in (*varying, *kept) for n in sources_of(s) if n not in own]
-        self._ask(names)
+        self._fetch_shares(names)
         where = {n: self._row_value(n) for n in names}
         in_packets = [s for s in varying if self._is_packet(s) and own.isdisjoint(sources_of(s))]
         for s in varying:
@@ -396,30 +396,32 @@ class Features(Segments):
             return
         of_edges = [s for s in phase.body if s.op != "store" and not self._wide(s.name)]
         of_features = [s for s in phase.body if s not in of_edges]
-        of_edges += self.early if number == 0 else []
-        told = {n for s in of_features for n in sources_of(s)} & {s.name for s in of_edges}
+        of_edges += self.prefetched if number == 0 else []
+        exchanged = {n for s in of_features for n in sources_of(s)} & {s.name for s in of_edges}
         if of_features or wide:
             used = [n for s in of_features for n in sources_of(s)]
             used += [r.accumulator.of for r in wide]
             rows = self._of_row()
-            self._ask(n for n in used if n in rows)
-        by_lots = of_edges or narrow or self.joined
+            self._fetch_shares(n for n in used if n in rows)
+        by_lots = of_edges or narrow or self.across_lots
         batch = self.at_once(bool(of_features or wide)) if by_lots else 1
         with out.block(f"for (Index lot = 0; lot * edges * warps < longest; lot += {batch})"):
             if of_edges or narrow:
-                self._edges(number, of_edges, narrow, sorted(told), batch)
-            if (of_features or wide) and self.joined:
-                self._features(of_features, wide, told, batch * self.per_lot)
+                self._edges(number, of_edges, narrow, sorted(exchanged), batch)
+            if (of_features or wide) and self.across_lots:
+                self._features(of_features, wide, exchanged, batch * self.per_lot)
             elif of_features or wide:
                 with out.unrolled("i", batch):
-                    self._features(of_features, wide, told, EDGES if self.whole else EDGES // 2)
+                    self._features(
+                        of_features, wide, exchanged, EDGES if self.whole else EDGES // 2
+                    )
 
     def _edges(
         self,
         number: int,
         body: list[Statement],
         narrow: list[Reduction],
-        told: list[str],
+        exchanged: list[str],
         batch: int,
     ) -> None:
         """Let lanes compute what belongs to edges and shares, ``batch`` edges each."""
@@ -427,9 +429,9 @@ class Features(Segments):
         keeps = self.keeps[number]
         kept = {n: slot for n, (slot, made, _) in keeps.items() if made != number}
         keep = {n: slot for n, (slot, made, _) in keeps.items() if made == number}
-        for name in told:
+        for name in exchanged:
             out(f"{self._type(name)} {name}_e[{batch}];")
-        reads = {*told, *keep, *(r.accumulator.of for r in narrow)}
+        reads = {*exchanged, *keep, *(r.accumulator.of for r in narrow)}
 
         def each(held: dict[str, int]) -> None:
             """Compute by stages: what is read in one, for all edges, is used in the next."""
@@ -462,7 +464,7 @@ class Features(Segments):
                             out(self.texts.let(s))
                         if s.name in apart:
                             out(f"{s.name}_i[i] = {s.name};")
-                        if s.name in told:
+                        if s.name in exchanged:
                             out(f"{s.name}_e[i] = {s.name};")
                     if stage == last:
                         finish()
@@ -486,7 +488,7 @@ class Features(Segments):
             each({})
 
     def _features(
-        self, body: list[Statement], wide: list[Reduction], told: set[str], n_edges: int
+        self, body: list[Statement], wide: list[Reduction], exchanged: set[str], n_edges: int
     ) -> None:
         """Go over the edges of lot ``i``, or of all lots at once, for all features of each."""
         out, lanes = self.out, self.lanes
@@ -494,27 +496,27 @@ class Features(Segments):
         where = {n: self._row_value(n) for s in body for n in sources_of(s) if n in rows}
         sums = {r.accumulator.of for r in wide} & rows
         where |= {n: self._row_value(n) for n in sums}
-        known = told | rows
+        known = exchanged | rows
         loads = [s for s in body if s.op == "load" and s.args[2] is None]
         loads = [s for s in loads if all(n in known and not self._wide(n) for n in sources_of(s))]
         if not self.whole:  # a lane's features have several shares
-            shares = {n for n in (*told, *where) if self.kind_of[n] == SHARE}
+            shares = {n for n in (*exchanged, *where) if self.kind_of[n] == SHARE}
             loads = [s for s in loads if shares.isdisjoint(sources_of(s))]
         others = [s for s in body if s not in loads]
-        used = dict.fromkeys(n for s in body for n in sources_of(s) if n in told)
+        used = dict.fromkeys(n for s in body for n in sources_of(s) if n in exchanged)
         apart = [n for n in used if not self.whole and self.kind_of[n] == SHARE]
-        asked = [n for n in used if n not in apart]
-        of_edge = {n: f"{n}_j[j]" for n in asked}
+        per_edge = [n for n in used if n not in apart]
+        of_edge = {n: f"{n}_j[j]" for n in per_edge}
         with self._edges_of_lot(n_edges):
-            for n in asked:
+            for n in per_edge:
                 out(f"{self._type(n)} {n}_j[{n_edges}];")
             for s in loads:
                 out(f"{self._type(s.name)} {s.name}_at[{n_edges}][{lanes}];")
-            if asked:
+            if per_edge:
                 with out.unrolled("j", n_edges):
                     self._edge_lines()
-                    for n in asked:
-                        out(f"{n}_j[j] = {self._told(n)};")
+                    for n in per_edge:
+                        out(f"{n}_j[j] = {self._from_edge_lane(n)};")
             if loads:
                 with out.unrolled("j", n_edges):
                     self._edge_lines()
@@ -527,7 +529,7 @@ class Features(Segments):
     @contextmanager
     def _edges_of_lot(self, n_edges: int) -> Iterator[None]:
         out = self.out
-        if self.joined:
+        if self.across_lots:
             yield
             return
         out("const Index base = ((lot + i) * warps + warp) * edges, others = longest - base;")
@@ -552,7 +554,7 @@ class Features(Segments):
             out(f"{self._type(s.args[2])} {s.args[0]}_at[{self.lanes}];")
         with self._each_feature():
             for n in apart:
-                out(f"const {self._type(n)} {n} = {self._told(n)};")
+                out(f"const {self._type(n)} {n} = {self._from_edge_lane(n)};")
             own = {s.name for s in body if s.op != "store"}
             names = [n for s in body for n in sources_of(s)] + [r.accumulator.of for r in wide]
             read = {s.name: f"{s.name}_at[j][k]" for s in loads}
@@ -573,7 +575,7 @@ class Features(Segments):
 
     def _edge_lines(self) -> None:
         out = self.out
-        if self.joined:
+        if self.across_lots:
             out(f"const Index slot = j % {self.per_lot} * edges_at_once + y_team;")
             lot = f"((lot + j / {self.per_lot}) * warps + warp)"
             out(f"const Index place = begin + {lot} * edges + slot;")
@@ -586,10 +588,10 @@ class Features(Segments):
         if self.by_edges:
             out("const Index from = slot << share_bits;")
 
-    def _told(self, name: str) -> str:
+    def _from_edge_lane(self, name: str) -> str:
         """Return the text for an edge's value that another lane has."""
-        value = f"{name}_e[j / {self.per_lot}]" if self.joined else f"{name}_e[i]"
-        if self.alone:
+        value = f"{name}_e[j / {self.per_lot}]" if self.across_lots else f"{name}_e[i]"
+        if self.one_lane:
             return value
         if self.whole:
             return f"#from_lane({value}, own + from)"
