@@ -249,3 +249,31 @@ def test_random_moves(moves, seed):
     for got, want in zip(fused(x), f(x), strict=True):
         assert_close(got, want, rtol=1e-9, atol=1e-9)
     assert not fused.reasons
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(4, 32, 24, 16), (2, 16, 15, 7), (3, 64, 64, 64)])
+def test_gpu_moved_axes_have_the_bits_of_eager_ones(shape):
+    from rtxarr import _device
+
+    cupy = _device.cupy
+    x = cupy.asarray(np.random.default_rng(2).standard_normal(shape).astype("float32"))
+
+    def block(x):
+        waves = rx.fft.rfftn(x * 2, axes=(1, 2), norm="ortho")
+        more = rx.fft.ifft(waves * 3, axis=1)
+        back = rx.fft.irfftn(waves * 3, s=shape[1:3], axes=(1, 2), norm="ortho")
+        return waves[:, :3, :5], more, back + x, rx.fft.rfftn(x, axes=(2, 1))
+
+    with rx.device("cuda:0"):
+        want = block(x)
+        fused, stepped = rx.fuse(block), rx.jit(block)
+        for f in (fused, stepped, stepped, stepped):
+            for a, b in zip(f(x), want, strict=True):
+                assert a.tobytes() == b.tobytes()
+        assert not fused.reasons
+    host = cupy.asnumpy(x).astype("float64")
+    theirs = np.fft.rfftn(host * 2, axes=(1, 2), norm="ortho")
+    assert_close(cupy.asnumpy(want[0]), theirs[:, :3, :5], rtol=1e-4, atol=1e-4)
+    theirs = np.fft.irfftn(theirs * 3, s=shape[1:3], axes=(1, 2), norm="ortho")
+    assert_close(cupy.asnumpy(want[2]), theirs + host, rtol=1e-4, atol=1e-4)
