@@ -254,8 +254,6 @@ def test_random_moves(moves, seed):
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(4, 32, 24, 16), (2, 16, 15, 7), (3, 64, 64, 64)])
 def test_gpu_moved_axes_have_the_bits_of_eager_ones(shape):
-    from rtxarr import _device
-
     cupy = _device.cupy
     x = cupy.asarray(np.random.default_rng(2).standard_normal(shape).astype("float32"))
 
