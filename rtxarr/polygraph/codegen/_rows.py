@@ -46,10 +46,6 @@ class Passes(Writer):
     def __init__(self, *args) -> None:
         super().__init__(*args)
         self.reductions = [reduction(a) for p in self.loops.phases for a in p.accumulators]
-        self.slots: list[tuple[int, np.dtype]] = []
-        self.padded = 0  # elements of a row on chip
-        self.partly = False  # and the rest of it is computed anew in each pass
-        self.keeps: list[dict] = [{} for _ in self.loops.phases]
 
     # ------------------------------------------------------------------------- of subclasses
 
@@ -62,8 +58,8 @@ class Passes(Writer):
         """Give all threads of a row the values of the whole row."""
 
     @abstractmethod
-    def first_and_packet(self) -> tuple[str, str]:
-        """Return the first element of packet ``j``, and its place among what stays on chip."""
+    def first_element(self) -> str:
+        """Return the first element of packet ``j``."""
 
     @abstractmethod
     def tile_size(self) -> str:
@@ -83,31 +79,31 @@ class Passes(Writer):
             elif stores:
                 self.out(f"if ({self.leader} && {stores}) {self.texts.store(s)}")
 
+    def start(self, phase: Phase) -> bool:
+        """Write the values that reductions start from; tell whether there are elements to take."""
+        for r in map(reduction, phase.accumulators):
+            self.out(f"{r.type} {r.running} = {r.empty};")
+        return bool(phase.body or phase.accumulators)
+
+    def sums(self, phase: Phase) -> list[str]:
+        """Return the lines that combine an element with what is reduced so far."""
+        return [
+            f"if (valid) {r.running} = {r.combine(r.running, r.element(self.counter))};"
+            for r in map(reduction, phase.accumulators)
+        ]
+
     def body(self, number: int, phase: Phase) -> None:
         """Go over the elements from ``begin`` to ``end``."""
-        out = self.out
-        reductions = [reduction(a) for a in phase.accumulators]
-        for r in reductions:
-            out(f"{r.type} {r.running} = {r.empty};")
-        if not phase.body and not reductions:
-            return
-        first, packet = self.first_and_packet()
-        kept: dict[str, tuple] = {}
-        keep: dict[str, tuple] = {}
-        for name, (slot, made, _) in self.keeps[number].items():
-            where = f"kept{slot} + {packet}"
-            (keep if made == number else kept)[name] = (where, self.texts.dtypes[name])
-        extra = [
-            f"if (valid) {r.running} = {r.combine(r.running, r.element(self.counter))};"
-            for r in reductions
-        ]
+        if self.start(phase):
+            self.tiles(phase, "begin", "end")
+
+    def tiles(self, phase: Phase, begin: str, end: str, **on_chip: dict[str, str]) -> None:
+        """Go over part of the elements; ``on_chip`` has ``kept`` and ``keep`` of ``tile``."""
         reads = [a.of for a in phase.accumulators]
-        part = "(end < padded ? end : padded)" if self.partly else "end"
-        with out.block(f"for (Index tile = begin; tile < {part}; tile += {self.tile_size()})"):
-            self.tile(phase.body, "end", first, extra=extra, reads=reads, kept=kept, keep=keep)
-        if self.partly:
-            with out.block(f"for (Index tile = padded; tile < end; tile += {self.tile_size()})"):
-                self.tile(phase.body, "end", first, extra=extra, reads=reads)
+        first, extra = self.first_element(), self.sums(phase)
+        step = f"tile += {self.tile_size()}"
+        with self.out.block(f"for (Index tile = {begin}; tile < {end}; {step})"):
+            self.tile(phase.body, "end", first, extra=extra, reads=reads, **on_chip)
 
     def totals(self, phase: Phase) -> None:
         reductions = [reduction(a) for a in phase.accumulators]
@@ -140,6 +136,10 @@ class Rows(Passes):
 
     def __init__(self, *args) -> None:
         super().__init__(*args)
+        self.slots: list[tuple[int, np.dtype]] = []
+        self.keeps: list[dict] = [{} for _ in self.loops.phases]
+        self.padded = 0  # elements of a row on chip
+        self.partly = False  # and the rest of it is computed anew in each pass
         # Few blocks fit on a multiprocessor beside one another: let each have more on its way, as
         # far as registers allow. All passes give a thread the same elements.
         self.batches = [self._batch(p) for p in self.loops.phases]
@@ -154,7 +154,15 @@ class Rows(Passes):
             self.body_in_registers(number, phase)
             return
         self.batch = self.batches[number]
-        super().body(number, phase)
+        if self.start(phase):
+            kept: dict[str, str] = {}
+            keep: dict[str, str] = {}
+            for name, (slot, made, _) in self.keeps[number].items():
+                (keep if made == number else kept)[name] = f"kept{slot} + {self.packet()}"
+            part = "(end < padded ? end : padded)" if self.partly else "end"
+            self.tiles(phase, "begin", part, kept=kept, keep=keep)
+            if self.partly:
+                self.tiles(phase, "padded", "end")
         self.batch = max(self.batches)
 
     def body_in_registers(self, number: int, phase: Phase) -> None:
@@ -172,10 +180,7 @@ class Rows(Passes):
         keeps = self.keeps[number]
         kept = {name for name, (_, made, _) in keeps.items() if made != number}
         keep = keeps.keys() - kept
-        reductions = [reduction(a) for a in phase.accumulators]
-        for r in reductions:
-            out(f"{r.type} {r.running} = {r.empty};")
-        if not phase.body and not reductions:
+        if not self.start(phase):
             return
         for name in sorted(keep):
             out(f"{self._type(name)} {name}_at[{batch}][{lanes}];")
@@ -186,11 +191,8 @@ class Rows(Passes):
         stores = [s for s in body if s.op == "store" and self._in_packets(s)]
         given = {s.name for s in loads} | kept
         extra = [f"{name}_at[j][k] = {name};" for name in sorted(keep - given)]
-        extra += [
-            f"if (valid) {r.running} = {r.combine(r.running, r.element(self.counter))};"
-            for r in reductions
-        ]
-        place, _ = self.first_and_packet()
+        extra += self.sums(phase)
+        place = self.first_element()
         with out.block("if (begin < end)"):
             out("const Index tile = begin;")
             if at_once:
@@ -415,12 +417,14 @@ class Rows(Passes):
     def tile_size(self) -> str:
         return f"threads * {self.batch * self.lanes}"
 
-    def first_and_packet(self) -> tuple[str, str]:
-        packet = f"tile + (j * threads + thread) * {self.lanes}"
+    def packet(self) -> str:
+        return f"tile + (j * threads + thread) * {self.lanes}"
+
+    def first_element(self) -> str:
         single = f"tile + j * threads * {self.lanes} + thread"
         if self.packing is not None:
-            return packet if self.packing else single, packet
-        return f"(packed ? {packet} : {single})", packet
+            return self.packet() if self.packing else single
+        return f"(packed ? {self.packet()} : {single})"
 
     def combine(self, reductions: Sequence[Reduction]) -> None:
         out, d = self.out, self.dialect

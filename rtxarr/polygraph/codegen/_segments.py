@@ -96,9 +96,8 @@ class Segments(Passes):
     def tile_size(self) -> str:
         return f"along * {BATCH * self.lanes}"
 
-    def first_and_packet(self) -> tuple[str, str]:
-        packet = f"((tile / {self.lanes} + j * along + y) * width + x) * {self.lanes}"
-        return f"tile + j * along * {self.lanes} + y", packet
+    def first_element(self) -> str:
+        return f"tile + j * along * {self.lanes} + y"
 
     # --------------------------------------------------------------------------------- rows
 

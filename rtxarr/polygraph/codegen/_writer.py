@@ -8,8 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from rtxarr.polygraph._index import Div, Expr, Loaded, Symbol
 from rtxarr.polygraph._loops import Loops, Statement
 from rtxarr.polygraph.codegen import _operations as ops
@@ -38,7 +36,6 @@ class Writer(ABC):
     """What the kinds have in common."""
 
     counter = "c"
-    limit = "cols"
 
     def __init__(self, loops: Loops, dialect: Dialect, strict: bool, shared_limit: int) -> None:
         self.loops = loops
@@ -200,8 +197,8 @@ class Writer(ABC):
         *,
         extra: Sequence[str] = (),
         reads: Sequence[str] = (),
-        kept: dict[str, tuple[str, np.dtype]] | None = None,
-        keep: dict[str, tuple[str, np.dtype]] | None = None,
+        kept: dict[str, str] | None = None,
+        keep: dict[str, str] | None = None,
     ) -> None:
         """Write one tile: loads of all packets, then their elements, then stores.
 
@@ -226,7 +223,7 @@ class Writer(ABC):
                 if loads:
                     out(f"const Index first = {first};")
                 self.load_packets(loads, left)
-                for name, (where, _) in kept.items():
+                for name, where in kept.items():
                     out(f"#kept_packet<{lanes}>({name}_at[j], {where});")
         with out.unrolled("j", self.batch):
             out(f"const Index first = {first};")
@@ -237,7 +234,7 @@ class Writer(ABC):
                 if stores:
                     out(f"const Index first = {first};")
                 self.store_packets(stores, left)
-                for name, (where, _) in keep.items():
+                for name, where in keep.items():
                     out(f"#keep_packet<{lanes}>({where}, {name}_at[j]);")
 
     # ------------------------------------------------------------------------------ kernels
