@@ -455,6 +455,8 @@ class Scheduler:
         read: set[Node] = set()
         stack, cost = [node], 0
         while stack and cost <= _MAX_USERS_COST:
+            if len(seen) > _MAX_MEMBERS:  # of views, which cost nothing
+                return _MAX_USERS_COST + 1, read
             n = stack.pop()
             if n in seen or n.size < node.size or n.op in ("constant", "iota"):
                 continue
@@ -580,33 +582,43 @@ class Scheduler:
         seen: set[int] = set()
         stack = [group]
         while stack:
-            for source in self._sources(stack.pop()):
+            g = stack.pop()
+            for n in g.need:
+                source = self.owner.get(n)
+                if source is None or id(source) in seen or n in g.members:
+                    continue
                 if id(source) in targets:
                     return True
-                if id(source) not in seen:
-                    seen.add(id(source))
-                    stack.append(source)
+                seen.add(id(source))
+                stack.append(source)
         return False
 
     def _merge_siblings(self) -> None:
         """Let kernels over the same elements that read the same memory be one."""
-        by_space: dict[tuple, list[Group]] = {}
+        left: list[Group] = []
+        readers: dict[tuple, dict[Node, set[int]]] = {}  # by space: who of ``left`` reads a node
         for group in list(self.groups):
             if group.kind == "eager":
                 continue
-            same = by_space.setdefault(group.space, [])
-            for other in same:
-                if self._siblings(group, other):
-                    self._merge(group, other)
+            of_space = readers.setdefault(group.space, {})
+            arrays = [n for n in group.read if n.ndim and n.op not in _LEAVES[1:]]
+            for i in sorted(set().union(*(of_space.get(n, ()) for n in arrays))):
+                if self._siblings(group, left[i]):
+                    self._merge(group, left[i])
                     break
             else:
-                same.append(group)
+                i = len(left)
+                left.append(group)
+            for n in arrays:
+                of_space.setdefault(n, set()).add(i)
 
     def _siblings(self, a: Group, b: Group) -> bool:
+        if len(a.members) + len(b.members) > _MAX_MEMBERS + len(a.members & b.members):
+            return False
         shared = set(a.read) & set(b.read)
         if not any(n.ndim and n.op not in _LEAVES[1:] for n in shared):
             return False
-        if len(a.members | b.members) > _MAX_MEMBERS or len({*a.read, *b.read}) > _MAX_BUFFERS:
+        if len({*a.read, *b.read}) > _MAX_BUFFERS:
             return False
         few = a.kind != "map" and a.rows < FEW_ROWS and a.cols > LONG_ROW
         return not few and not self._reaches(a, [b]) and not self._reaches(b, [a])
