@@ -24,6 +24,8 @@ from rtxarr.polygraph._trace import Captured, ScalarSource, replay
 MISS = object()  # what a program gives for a call that it does not hold for
 EAGER = object()  # or that must run eagerly
 _NONE: Mapping[int, str] = {}
+# More pairs of arrays than this are not looked at one by one.
+_MANY_PAIRS = 256
 
 
 def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tuple[str, dict]:
@@ -110,21 +112,54 @@ def _overlap_lines(trace: Any, written: list[int], arrays: list[int], names: dic
 
     Arrays that the function found are looked at here, and again when others are in their place.
     """
-    overlap = names["overlap"] = _overlaps if trace.on_numpy else _overlaps_on_gpu
-    sources, lines, fixed = trace.sources, [], []
+    names["overlap"] = _overlaps if trace.on_numpy else _overlaps_on_gpu
+    names["some_overlap"] = _some_overlap
+    sources, all_written = trace.sources, set(written)
+    others = [i for i in arrays if i not in all_written]
+    found = {i for i in arrays if isinstance(sources[i], Captured)}
+    if _some_overlap(*([sources[i].array for i in x if i in found] for x in (written, others))):
+        return ["    return EAGER"]
+    if len(written) * len(arrays) > _MANY_PAIRS:
+        test = f"some_overlap({_listed(written)}, {_listed(others)})"
+        moved = "moved and " if found.issuperset(arrays) else ""
+        return [f"    if {moved}{test}: return EAGER"]
+    lines, fixed = [], []
     for number in written:
         for other in arrays:
-            if other == number or (other in written and other < number):
+            if other == number or (other in all_written and other < number):
                 continue
-            pair = sources[number], sources[other]
-            if all(isinstance(s, Captured) for s in pair):
-                fixed.append((number, other))
+            test = f"overlap(x{number}, x{other})"
+            if found.issuperset((number, other)):
+                fixed.append(test)
             else:
-                lines.append(f"    if overlap(x{number}, x{other}): return EAGER")
-    if any(overlap(sources[a].array, sources[b].array) for a, b in fixed):
-        return [*lines, "    return EAGER"]
-    tests = " or ".join(f"overlap(x{a}, x{b})" for a, b in fixed)
-    return [*lines, f"    if moved and ({tests}): return EAGER"] if fixed else lines
+                lines.append(f"    if {test}: return EAGER")
+    return [*lines, f"    if moved and ({' or '.join(fixed)}): return EAGER"] if fixed else lines
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return f"[{', '.join(f'x{i}' for i in numbers)}]"
+
+
+def _some_overlap(written: Sequence, others: Sequence) -> bool:
+    """Tell whether the memory of an array that is written overlaps that of any other's."""
+    extents = [(*_extent(x), True) for x in written if x.size]
+    extents += [(*_extent(x), False) for x in others if x.size]
+    end = end_of_written = 0
+    for low, high, is_written in sorted(extents):
+        if low < (end if is_written else end_of_written):
+            return True
+        end = max(end, high)
+        if is_written:
+            end_of_written = max(end_of_written, high)
+    return False
+
+
+def _extent(x: Any) -> tuple[int, int]:
+    """Return the addresses between which an array lies."""
+    start = x.data.ptr if _device.is_device_array(x) else x.__array_interface__["data"][0]
+    spans = [(n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)]
+    low = start + sum(s for s in spans if s < 0)
+    return low, start + sum(s for s in spans if s > 0) + x.dtype.itemsize
 
 
 def _shape_of(x: Any) -> tuple:

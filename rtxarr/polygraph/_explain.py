@@ -44,9 +44,9 @@ class StepReport:
         Gives the generated text.
     """
 
-    def __init__(self, program: Program, step: Step) -> None:
+    def __init__(self, program: Program, step: Step, order: dict[Node, int]) -> None:
         self.name, self.step = step.name, step
-        members = [n for n in program.graph.nodes() if n in step.group.members]
+        members = sorted(step.group.members & order.keys(), key=order.__getitem__)
         self.members = members
         computed = [n for n in members if n.op not in VIEWS] or members
         self.operations = [describe(n) for n in computed]
@@ -95,7 +95,8 @@ class ProgramReport:
 
     def __init__(self, title: str, program: Program) -> None:
         self.title, self.program = title, program
-        self.steps = [StepReport(program, step) for step in program.steps]
+        order = {n: i for i, n in enumerate(program.graph.nodes())}
+        self.steps = [StepReport(program, step, order) for step in program.steps]
         self.parts = [
             ProgramReport(f"{title}, part {i}", part) for i, part in enumerate(program.parts)
         ]

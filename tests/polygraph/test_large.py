@@ -12,6 +12,7 @@ import rtxarr as rx
 from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph import _interpret
 from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._call_text import _some_overlap
 from rtxarr.polygraph._cpu_backend import CpuBackend
 from rtxarr.polygraph._lower import _Lowering
 from rtxarr.polygraph._passes import simplify
@@ -293,3 +294,66 @@ def test_order_of_many_kernels():
         waiting += 1 - sum(source.op == "matmul" for source in node.src)
         most = max(most, waiting)
     assert most <= 2
+
+
+def test_many_arrays_that_are_written():
+    """Whether they overlap is one line of the call's text, not one for each pair."""
+    rng = np.random.default_rng(0)
+
+    def make():
+        memory = np.zeros(4000, np.float32)
+        return [memory[5 * i : 5 * i + 5] for i in range(600)], memory
+
+    def f(found, x, y):
+        for w in found:
+            w[...] = w * 0.5 + x
+        return y + 1
+
+    x, y = rng.standard_normal((2, 5)).astype(np.float32)
+    (ours, memory), (theirs, expected) = make(), make()
+    fused = rx.fuse(lambda x, y: f(ours, x, y))
+    for _ in range(2):
+        assert_close(fused(x, y), f(theirs, x, y), exact=True)
+        assert_close(memory, expected, exact=True)
+    # An argument that is the memory of one that is written is read anew after each write.
+    assert_close(fused(memory[2:7], y), f(theirs, expected[2:7], y), exact=True)
+    assert_close(memory, expected, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("written", "others", "meet"),
+    [
+        ([slice(0, 4), slice(4, 8)], [slice(8, 12), slice(8, 10)], False),
+        ([slice(0, 4), slice(3, 8)], [], True),
+        ([slice(0, 4)], [slice(3, 5)], True),
+        ([slice(8, 3, -1)], [slice(0, 4)], False),
+        ([slice(8, 3, -1)], [slice(0, 5)], True),
+        ([slice(5, 7)], [slice(0, 20), slice(0, 1)], True),
+        ([slice(0, 20), slice(25, 30)], [slice(21, 23), slice(2, 2)], False),
+        ([slice(0, 20), slice(25, 30)], [slice(29, 30)], True),
+    ],
+)
+def test_memory_that_overlaps(written, others, meet):
+    x = np.zeros(30)
+    of = [[x[s] for s in part] for part in (written, others)]
+    pairs = [(a, b) for i, a in enumerate(of[0]) for b in (*of[0][i + 1 :], *of[1])]
+    assert any(np.may_share_memory(a, b) for a, b in pairs) is meet
+    assert _some_overlap(*of) is meet
+
+
+def test_explanation_of_many_steps(monkeypatch):
+    walks = []
+    topological = ir.topological
+    monkeypatch.setattr(ir, "topological", lambda *a: walks.append(a) or topological(*a))
+
+    def f(x):
+        for _ in range(200):
+            x = rx.permute_dims(rx.matmul(x, x), (1, 0))
+        return x
+
+    fused = rx.fuse(f)
+    fused(np.eye(3))
+    walks.clear()
+    text = fused.explain()
+    assert text.count("matmul") >= 200
+    assert len(walks) < 20
