@@ -220,6 +220,24 @@ def slice_of_slice(node: Node) -> Node | None:
     return ir.slice_node(x.src[0], at, by, node.shape)
 
 
+# A kernel that joins more arrays than this would ask of each element in which of them it lies.
+_MOST_JOINED = 32
+
+
+@rule("concat")
+def joined_by_parts(node: Node) -> Node | None:
+    """Join many arrays by joining a few at a time."""
+    (axis,) = node.attrs
+    parts = node.src
+    if len(parts) <= _MOST_JOINED:
+        return None
+    each = _MOST_JOINED
+    while each * _MOST_JOINED < len(parts):
+        each *= _MOST_JOINED
+    starts = range(0, len(parts), each)
+    return ir.concat([_settled(ir.concat(parts[k : k + each], axis)) for k in starts], axis)
+
+
 @rule("sum", "prod", "max", "min", "any", "all")
 def of_one(node: Node) -> Node | None:
     """Reduce nothing where the axes have one element."""

@@ -90,6 +90,21 @@ def test_a_sum_of_one_element_has_no_negative_zero():
     assert not np.signbit(out).any()
 
 
+@pytest.mark.parametrize("n", [1, 32, 33, 200, 1100])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_many_arrays_are_joined_a_few_at_a_time(n, axis):
+    x = ir.input_node(0, "float32", (2, 3))
+    parts = [ir.map_node("add", x, ir.broadcast(ir.constant(i, "f4"), (2, 3))) for i in range(n)]
+    graph = ir.Graph([x], [ir.concat(parts, axis)])
+    simple = simplify(graph)
+    joins = [node for node in simple.nodes() if node.op == "concat"]
+    assert max((len(node.src) for node in joins), default=0) <= 32
+    assert len(joins) <= n / 16
+    values = [np.arange(6, dtype="f4").reshape(2, 3)]
+    want = _interpret.run(graph, values, np)[0]
+    assert _interpret.run(simple, values, np)[0].tobytes() == want.tobytes()
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 @pytest.mark.parametrize("seed", range(150))
 def test_random_graphs_keep_their_bits(seed, dtype):

@@ -6,6 +6,7 @@ bfloat16 are computed in float32 and rounded after each operation.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ _COMPLEX = frozenset(
 )
 
 
+@functools.cache  # a dtype's name takes long to ask
 def kind(dtype: np.dtype) -> str:
     """Return b (bool), i, u (integers), h (halves), f (float32, float64) or c (complex)."""
     return "h" if dtype.name in ("float16", "bfloat16") else dtype.kind

@@ -7,6 +7,7 @@ the type; complex numbers are structs of two floats.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -34,6 +35,7 @@ def value(dtype: np.dtype) -> str:
     return "f32" if dtype.name in HALVES else C_NAMES[dtype.name]
 
 
+@functools.cache  # a dtype's name takes long to ask
 def kind(dtype: np.dtype) -> str:
     """Return b (bool), i, u (integers), h (halves), f, d (float32, float64) or c (complex)."""
     if dtype.name in HALVES:
