@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -597,22 +598,51 @@ class Scheduler:
         """Let kernels over the same elements that read the same memory be one."""
         left: list[Group] = []
         readers: dict[tuple, dict[Node, set[int]]] = {}  # by space: who of ``left`` reads a node
+        bits = {id(g): 1 << k for k, g in enumerate(self.groups)}
+        below = self._needed(bits)
+        above = {i for i, needed in below.items() if needed}
         for group in list(self.groups):
             if group.kind == "eager":
                 continue
             of_space = readers.setdefault(group.space, {})
             arrays = [n for n in group.read if n.ndim and n.op not in _LEAVES[1:]]
             for i in sorted(set().union(*(of_space.get(n, ()) for n in arrays))):
-                if self._siblings(group, left[i]):
-                    self._merge(group, left[i])
-                    break
+                a, b = id(group), id(left[i])
+                if below[a] & bits[b] or below[b] & bits[a] or not self._siblings(group, left[i]):
+                    continue
+                self._merge(group, left[i])
+                bits[b] |= bits[a]
+                below[b] |= below[a]
+                if below[b]:
+                    above.add(b)
+                for k in above:
+                    if below[k] & bits[b]:
+                        below[k] |= below[b] | bits[b]
+                break
             else:
                 i = len(left)
                 left.append(group)
             for n in arrays:
                 of_space.setdefault(n, set()).add(i)
 
+    def _needed(self, bits: dict[int, int]) -> dict[int, int]:
+        """Return for each group the bits of those that it needs, over any number of steps."""
+        found: dict[int, int] = {}
+        stack = [*self.groups]
+        while stack:
+            group = stack[-1]
+            sources = [g for g in self._sources(group) if g is not group]
+            missing = [g for g in sources if id(g) not in found]
+            if id(group) not in found and missing:
+                stack += missing
+                continue
+            stack.pop()
+            of_all = (bits[id(g)] | found[id(g)] for g in sources)
+            found[id(group)] = functools.reduce(operator.or_, of_all, 0)
+        return found
+
     def _siblings(self, a: Group, b: Group) -> bool:
+        """Tell whether two groups, neither of which needs the other, can be one."""
         if len(a.members) + len(b.members) > _MAX_MEMBERS + len(a.members & b.members):
             return False
         shared = set(a.read) & set(b.read)
@@ -620,8 +650,7 @@ class Scheduler:
             return False
         if len({*a.read, *b.read}) > _MAX_BUFFERS:
             return False
-        few = a.kind != "map" and a.rows < FEW_ROWS and a.cols > LONG_ROW
-        return not few and not self._reaches(a, [b]) and not self._reaches(b, [a])
+        return a.kind == "map" or a.rows >= FEW_ROWS or a.cols <= LONG_ROW
 
     def _merge(self, group: Group, into: Group) -> None:
         into.outputs |= group.outputs

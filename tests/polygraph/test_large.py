@@ -357,3 +357,37 @@ def test_explanation_of_many_steps(monkeypatch):
     text = fused.explain()
     assert text.count("matmul") >= 200
     assert len(walks) < 20
+
+
+def test_many_kernels_that_read_one_array():
+    """Each two of them are candidates to be one kernel, but each needs the one before."""
+    index = np.random.default_rng(0).permutation(37)
+
+    def f(x):
+        for _ in range(400):
+            x = rx.take(x, index, axis=0) * 0.5 + x
+        return x
+
+    with np.errstate(over="ignore"):
+        assert_close(rx.fuse(f)(vector()), f(vector()), exact=True)
+
+
+def test_kernels_that_become_one_need_what_both_need():
+    """No two kernels are made one if that would let each wait for the other."""
+    x = ir.input_node(0, "float32", (8, 8))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        pool = [x]
+        for _ in range(40):
+            a, b = (pool[rng.integers(max(0, len(pool) - 12), len(pool))] for _ in range(2))
+            if rng.random() < 0.4:
+                pool.append(ir.matmul(a, b))
+            else:
+                pool.append(ir.map_node("multiply", ir.map_node("tanh", a), x))
+        graph = ir.Graph([x], pool[-8:])
+        groups = Scheduler(graph, CpuBackend()).run()
+        made = {n for n in graph.inputs}
+        for group in groups:
+            assert made.issuperset(n for n in group.read if n.op != "constant")
+            made |= group.outputs.keys()
+        assert made.issuperset(graph.outputs)
