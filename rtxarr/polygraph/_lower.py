@@ -190,7 +190,7 @@ class _Lowering:
     def _update(self, node: Node, place: Expr, mask: str | None) -> _Making:
         x, value = node.src
         starts, steps = node.attrs
-        inside: str | bool = True
+        inside: Any = True  # or the name of a test
         axes = ix.unravel(place, node.shape)
         for at, start, step, length in zip(axes, starts, steps, value.shape, strict=True):
             last = start + step * (length - 1)

@@ -707,10 +707,10 @@ class Scheduler:
             first = shrinking or heap
             if not first:
                 return done
-            group = ready.pop(heapq.heappop(first), None)
-            found = []
-            if group is None:  # taken from the other heap
+            number, found = heapq.heappop(first), []
+            if number not in ready:  # taken from the other heap
                 continue
+            group = ready.pop(number)
             done.append(group)
             for node in map(self._memory, group.read):
                 left = readers.get(node, set())

@@ -386,7 +386,7 @@ def test_kernels_that_become_one_need_what_both_need():
                 pool.append(ir.map_node("multiply", ir.map_node("tanh", a), x))
         graph = ir.Graph([x], pool[-8:])
         groups = Scheduler(graph, CpuBackend()).run()
-        made = {n for n in graph.inputs}
+        made = set(graph.inputs)
         for group in groups:
             assert made.issuperset(n for n in group.read if n.op != "constant")
             made |= group.outputs.keys()
