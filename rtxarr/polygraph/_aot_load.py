@@ -25,7 +25,14 @@ from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._admission import bytes_of
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of, read_kind
 from rtxarr.polygraph._bundle import BundleError
-from rtxarr.polygraph._call_text import MISS, guard_lines, result_words
+from rtxarr.polygraph._call_text import (
+    MANY_PAIRS,
+    MISS,
+    guard_lines,
+    listed,
+    result_words,
+    some_overlap,
+)
 from rtxarr.polygraph._interpret import RULES
 from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
 from rtxarr.polygraph._loops import Buffer, Loops
@@ -244,10 +251,16 @@ class _Case:
                 lines.append(f"    x{i} = L[{source}]{data}")
         written = [number for number, _ in self.program.graph.updates]
         names["overlap"] = xp.may_share_memory
-        for i in written:
-            for other in arrays:
-                if other != i and (other not in written or other > i):
-                    lines.append(f"    if overlap(x{i}, x{other}): return OVERLAP")
+        names["some_overlap"] = some_overlap
+        if len(written) * len(arrays) > MANY_PAIRS:
+            others = [i for i in arrays if i not in set(written)]
+            test = f"some_overlap({listed(written)}, {listed(others)})"
+            lines.append(f"    if {test}: return OVERLAP")
+        else:
+            for i in written:
+                for other in arrays:
+                    if other != i and (other not in written or other > i):
+                        lines.append(f"    if overlap(x{i}, x{other}): return OVERLAP")
         lines.append(f"    r = program({', '.join(f'x{i}' for i in range(len(sources)))})")
         names["changed"] = mark_changed
         for i in written:

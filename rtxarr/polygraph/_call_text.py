@@ -25,7 +25,7 @@ MISS = object()  # what a program gives for a call that it does not hold for
 EAGER = object()  # or that must run eagerly
 _NONE: Mapping[int, str] = {}
 # More pairs of arrays than this are not looked at one by one.
-_MANY_PAIRS = 256
+MANY_PAIRS = 256
 
 
 def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tuple[str, dict]:
@@ -113,14 +113,14 @@ def _overlap_lines(trace: Any, written: list[int], arrays: list[int], names: dic
     Arrays that the function found are looked at here, and again when others are in their place.
     """
     names["overlap"] = _overlaps if trace.on_numpy else _overlaps_on_gpu
-    names["some_overlap"] = _some_overlap
+    names["some_overlap"] = some_overlap
     sources, all_written = trace.sources, set(written)
     others = [i for i in arrays if i not in all_written]
     found = {i for i in arrays if isinstance(sources[i], Captured)}
-    if _some_overlap(*([sources[i].array for i in x if i in found] for x in (written, others))):
+    if some_overlap(*([sources[i].array for i in x if i in found] for x in (written, others))):
         return ["    return EAGER"]
-    if len(written) * len(arrays) > _MANY_PAIRS:
-        test = f"some_overlap({_listed(written)}, {_listed(others)})"
+    if len(written) * len(arrays) > MANY_PAIRS:
+        test = f"some_overlap({listed(written)}, {listed(others)})"
         moved = "moved and " if found.issuperset(arrays) else ""
         return [f"    if {moved}{test}: return EAGER"]
     lines, fixed = [], []
@@ -136,11 +136,11 @@ def _overlap_lines(trace: Any, written: list[int], arrays: list[int], names: dic
     return [*lines, f"    if moved and ({' or '.join(fixed)}): return EAGER"] if fixed else lines
 
 
-def _listed(numbers: Iterable[int]) -> str:
+def listed(numbers: Iterable[int]) -> str:
     return f"[{', '.join(f'x{i}' for i in numbers)}]"
 
 
-def _some_overlap(written: Sequence, others: Sequence) -> bool:
+def some_overlap(written: Sequence, others: Sequence) -> bool:
     """Tell whether the memory of an array that is written overlaps that of any other's."""
     extents = [(*_extent(x), True) for x in written if x.size]
     extents += [(*_extent(x), False) for x in others if x.size]

@@ -10,9 +10,9 @@ import pytest
 
 import rtxarr as rx
 from rtxarr.polygraph import _index as ix
-from rtxarr.polygraph import _interpret
+from rtxarr.polygraph import _interpret, load
 from rtxarr.polygraph import _ir as ir
-from rtxarr.polygraph._call_text import _some_overlap
+from rtxarr.polygraph._call_text import some_overlap
 from rtxarr.polygraph._cpu_backend import CpuBackend
 from rtxarr.polygraph._lower import _Lowering
 from rtxarr.polygraph._passes import simplify
@@ -338,7 +338,7 @@ def test_memory_that_overlaps(written, others, meet):
     of = [[x[s] for s in part] for part in (written, others)]
     pairs = [(a, b) for i, a in enumerate(of[0]) for b in (*of[0][i + 1 :], *of[1])]
     assert any(np.may_share_memory(a, b) for a, b in pairs) is meet
-    assert _some_overlap(*of) is meet
+    assert some_overlap(*of) is meet
 
 
 def test_explanation_of_many_steps(monkeypatch):
@@ -391,3 +391,22 @@ def test_kernels_that_become_one_need_what_both_need():
             assert made.issuperset(n for n in group.read if n.op != "constant")
             made |= group.outputs.keys()
         assert made.issuperset(graph.outputs)
+
+
+def test_many_arrays_that_a_saved_program_writes(tmp_path):
+    def f(arrays, x):
+        for w in arrays:
+            w[...] = w * 0.5 + x
+        return x + 1
+
+    def make():
+        return [np.full(5, i, np.float32) for i in range(40)]
+
+    ours, theirs, x = make(), make(), vector(5)
+    rx.fuse(f).aot([(ours, x)]).save(tmp_path / "f")
+    loaded = load(tmp_path / "f")
+    assert_close(loaded(ours, x), f(theirs, x), exact=True)
+    for a, b in zip(ours, theirs, strict=True):
+        assert_close(a, b, exact=True)
+    with pytest.raises(ValueError, match="memory"):
+        loaded([*ours[:-1], ours[0]], x)
