@@ -31,7 +31,7 @@ from rtxarr.autograd._capture_arguments import (
     untracked,
 )
 from rtxarr.autograd._capture_check import Watch
-from rtxarr.autograd._capture_errors import CaptureError, explained, name_of
+from rtxarr.autograd._capture_errors import CaptureError, Unsettled, explained, name_of
 from rtxarr.autograd._capture_places import Places, modules_of
 from rtxarr.autograd._mode import PROFILED, is_recording, profiles, state
 from rtxarr.autograd._tape import Leaf, Tensor, make_tensor
@@ -106,7 +106,11 @@ class Captured:
         How many are held.
     n_captures : int
         How many were recorded so far.
+    is_recording : bool
+        Whether one is being recorded now.
     """
+
+    is_recording = False
 
     def __init__(self, step: Callable, *, max_graphs: int = 16, copy: bool = True):
         if not callable(step):
@@ -183,7 +187,11 @@ class Captured:
                 with state.profile.range(f"replay of {name_of(self._step)}"):
                     return graph.replay(stream)
             return graph.replay(stream)
-        self._record(case, leaves, structure)
+        try:
+            self._record(case, leaves, structure)
+        except Unsettled:
+            self._drop(case)
+            return self._eager(key, leaves, structure)
         return case.graph.replay(stream, first=True)
 
     def _find(self, key, leaves):
@@ -207,11 +215,7 @@ class Captured:
         self._cases.append(case)
         self._by_key.setdefault(case.key, []).append(case)
         if len(self._cases) > self._max_graphs:
-            gone = self._cases.pop(0)
-            rest = self._by_key[gone.key]
-            rest.remove(gone)
-            if not rest:
-                del self._by_key[gone.key]
+            self._drop(self._cases[0])
         self._n_new += 1
         if self._n_new == 2 * self._max_graphs:
             warnings.warn(
@@ -220,6 +224,13 @@ class Captured:
                 RuntimeWarning,
                 stacklevel=5,
             )
+
+    def _drop(self, case):
+        self._cases.remove(case)
+        rest = self._by_key[case.key]
+        rest.remove(case)
+        if not rest:
+            del self._by_key[case.key]
 
     def _follow(self, stream):
         """Wait on ``stream`` for what was started on another: graphs share their inputs."""
@@ -291,6 +302,7 @@ class Captured:
             seen,
         ):
             own.begin_capture()
+            self.is_recording = True
             try:
                 outputs = untracked(self._step(*args, **kwargs))
                 graph.set_outputs(outputs)
@@ -299,6 +311,8 @@ class Captured:
                 _abandon(own)
                 _undo(graph, seen)
                 raise explained(error, self._step) from error
+            finally:
+                self.is_recording = False
         try:
             graph.set_state(case.tensors, before, seen)
             uses = watch.check(found, graph.recorder)

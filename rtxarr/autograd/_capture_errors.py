@@ -4,11 +4,15 @@ import linecache
 import traceback
 from typing import Any
 
-__all__ = ["CaptureError", "explained", "name_of"]
+__all__ = ["CaptureError", "Unsettled", "explained", "name_of"]
 
 
 class CaptureError(RuntimeError):
     """A step cannot be recorded as a CUDA graph; the message says where and why."""
+
+
+class Unsettled(Exception):
+    """A step must first run eagerly once more; it has not done anything yet."""
 
 
 _OURS = ("rtxarr.", "cupy", "cupyx", "array_api_compat", "numpy", "cuda.", "nvmath", "cudnn")

@@ -13,7 +13,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr.autograd import Tensor
-from rtxarr.autograd._mode import WITNESSED, state
+from rtxarr.autograd._mode import witness, witnesses
 from rtxarr.autograd._tape import make_tensor, mark_changed, store_of
 from rtxarr.autograd._tree import unflatten
 from rtxarr.polygraph._draws import Place
@@ -84,11 +84,11 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
     if tensors:
         names["changed"] = mark_changed
         lines += [f"    changed({word})" for word in tensors.values()]
-    if state.mode & WITNESSED:
-        names["see"] = _see
-        seen = [f"L[{i}]" for i, x in enumerate(leaves) if isinstance(x, Tensor)]
-        seen += [f"h{i}" for i in range(len(trace.sources)) if f"h{i}" in names]
-        lines.append(f"    see(({''.join(f'{word}, ' for word in seen)}))")
+    seen = [f"L[{i}]" for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+    seen += [f"h{i}" for i in range(len(trace.sources)) if f"h{i}" in names]
+    if seen:
+        names["see"], names["witnesses"] = _see, witnesses
+        lines.append(f"    if witnesses: see(({''.join(f'{word}, ' for word in seen)}))")
     return "\n".join(lines) + "\n", names
 
 
@@ -179,7 +179,10 @@ def _overlaps_on_gpu(a: Any, b: Any) -> bool:
 
 
 def _see(tensors: tuple) -> None:
-    state.witness.see(tensors)
+    """Show tensors to the captured step of this thread, if there is one."""
+    seen_by = witness()
+    if seen_by is not None:
+        seen_by.see(tensors)
 
 
 def tensors_of(trace: Any, leaves: Sequence, numbers: Iterable[int]) -> dict[int, str]:

@@ -15,6 +15,7 @@ from typing import Any
 from rtxarr import _device
 from rtxarr.autograd import Tensor
 from rtxarr.autograd import capture as _capture
+from rtxarr.autograd._capture_errors import Unsettled
 from rtxarr.autograd._tape import Leaf, Node, mark_changed, raw
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir as ir
@@ -103,6 +104,11 @@ class Jitted(Fused):
         if on_gpu or _device.device().kind == "cuda":
             return self._captured(*args, **kwargs)
         return super().__call__(*args, **kwargs)
+
+    def _new(self, *call: Any) -> Any:
+        if self._captured is not None and self._captured.is_recording:
+            raise Unsettled  # tracing looks at values, and kernels must be loaded
+        return super()._new(*call)
 
     def _options(self) -> dict[str, Any]:
         return {**super()._options(), "capture": self._captured is not None}

@@ -5,6 +5,7 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import geom, nn, optim
+from rtxarr.autograd._capture_errors import Unsettled
 from rtxarr.testing import assert_close
 
 RNG = np.random.default_rng(0)
@@ -371,6 +372,46 @@ def test_a_loss_scaler():
             assert (run.n_eager, run.reasons) == (1, {})  # the first, which begins
     for a, b in zip(*results, strict=True):
         assert_close(a, b)
+
+
+@pytest.mark.gpu
+def test_a_step_is_not_traced_while_it_is_captured():
+    """A scaler is another one after its first step: the step is traced anew, and captured later."""
+    pytest.importorskip("cupy")
+    found = []
+    with rx.device("cuda:0"):
+        for jit in (True, False):
+            rx.random.seed(0)
+            model = perceptron()
+            optimizer, scaler = optim.SGD(model.parameters(), 0.1), optim.LossScaler()
+
+            def step(x, labels, model=model, optimizer=optimizer, scaler=scaler):
+                optimizer.zero_grad()
+                loss = rx.cross_entropy(model(x), labels)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                return loss
+
+            run = rx.jit(step) if jit else step
+            x, labels = rx.asarray(X), rx.asarray(LABELS)
+            found.append([float(run(x, labels).item()) for _ in range(6)])
+            if jit:
+                assert run.reasons == {} and run._captured.n_captures == 1
+    assert_close(found[0], found[1], rtol=1e-5)
+
+
+def test_a_step_that_is_recorded_says_that_it_is_not_known_yet():
+    made = rx.jit(lambda x: rx.tanh(x) * 2)
+    x = np.ones(3, "float32")
+    made._captured.is_recording = True
+    with pytest.raises(Unsettled):
+        made(x)
+    made._captured.is_recording = False
+    want = made(x)
+    made._captured.is_recording = True
+    assert_close(made(x), want, exact=True)
+    assert made.n_traces == 1
 
 
 def test_steps_in_threads():
