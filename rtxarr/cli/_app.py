@@ -91,7 +91,7 @@ def train(
         typer.Option(
             "--fuse/--no-fuse",
             help="Fuse the kernels of steps: faster once they are compiled.",
-            show_default="where steps are captured",
+            show_default="on a GPU, where it is faster",
         ),
     ] = None,
     show_list: Annotated[

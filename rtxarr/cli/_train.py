@@ -64,7 +64,7 @@ def train(
     capture : bool, optional
         Whether to replay steps as CUDA graphs; None for where there is a GPU.
     fuse : bool, optional
-        Whether to fuse the kernels of steps; None for where they are captured.
+        Whether to fuse the kernels of steps; None for what the recipe has on a GPU.
     """
     try:
         plan = _plan(name, device, seed, settings, resume, out)

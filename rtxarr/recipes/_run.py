@@ -113,7 +113,7 @@ def run(
     device : str or Device, default the current device
     capture : bool, default whether ``device`` is a GPU
         Replay the steps as CUDA graphs, with the same results to the bit.
-    fuse : bool, default whether steps are captured on a GPU
+    fuse : bool, default whether the recipe says so, where steps are captured on a GPU
         Fuse the kernels of the steps (:func:`rtxarr.jit`); sums are added up in another order.
     resume : bool, default False
         Go on with the run in ``out``: the metrics, except for ``epoch_ms``, are those of a run
@@ -151,8 +151,8 @@ def run(
     ):
         training = kind(config, seed=seed)
         training.capture = place.kind == "cuda" if capture is None else capture
-        on_gpu = training.capture and place.kind == "cuda"
-        training.fuse = on_gpu if fuse is None else fuse
+        captured = training.capture and place.kind == "cuda"
+        training.fuse = captured and kind.fuses if fuse is None else fuse
         loop = _Loop(training, folder, identity)
         if saved is None:
             _write_json(

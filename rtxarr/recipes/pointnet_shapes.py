@@ -80,6 +80,7 @@ class Recipe(Base):
     """PointNet++ on points of generated surfaces, turned and stretched: 8 kinds."""
 
     name = "pointnet-shapes"
+    fuses = True
     files = ("clouds.png",)
     Config = PointNetConfig
     stateful = ("model", "optimizer", "loader")
