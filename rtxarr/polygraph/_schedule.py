@@ -389,6 +389,7 @@ class Scheduler:
             self._request(part, group, space.row)
         group.outputs[node], _ = group.pieces[node][0]
         group.need[node] = {group.outputs[node]}
+        assert space.indptr is not None
         self._request(space.indptr, group, None)
         self.groups.append(group)
         self.owner[node] = group
