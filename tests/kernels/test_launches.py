@@ -7,10 +7,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rtxarr._device import launch_shape
-from rtxarr.geom import _bins
-from rtxarr.kernels import _heads, gather, segment
-from rtxarr.kernels._rows import plan_rows
+pytest.importorskip("numba_cuda")  # which the plans take their widths from
+
+from rtxarr._device import launch_shape  # noqa: E402
+from rtxarr.geom import _bins  # noqa: E402
+from rtxarr.kernels import _heads, gather, segment  # noqa: E402
+from rtxarr.kernels._rows import plan_rows  # noqa: E402
 
 DTYPES = ["float32", "float64", "float16", ml_dtypes.bfloat16]
 SIZES = [1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33, 64, 100, 128, 150, 256, 1000, 1024, 4096]
