@@ -17,17 +17,12 @@ def move_axes(graph: Graph) -> Graph:
     nodes = graph.nodes()
     if not any(n.op in ir.TRANSFORMS for n in nodes):
         return graph
-    new: dict[Node, Node] = {}
-    for node in nodes:
-        sources = [new[s] for s in node.src]
+
+    def rule(node: Node, sources: list[Node]) -> Node:
         found = _moved(node, sources[0]) if node.op in ir.TRANSFORMS else None
-        new[node] = found or ir.make(node.op, sources, node.attrs, node.dtype, node.shape)
-    return Graph(
-        graph.inputs,
-        [new[n] for n in graph.outputs],
-        [(number, new[n]) for number, n in graph.updates],
-        graph.scalars,
-    )
+        return found or ir.make(node.op, sources, node.attrs, node.dtype, node.shape)
+
+    return graph.rewritten(rule)
 
 
 def _moved(node: Node, x: Node) -> Node | None:

@@ -414,6 +414,18 @@ class Graph:
         """Return all nodes that the outputs need, sources before what uses them, in fixed order."""
         return topological(self.roots)
 
+    def rewritten(self, rule: Callable[[Node, list[Node]], Node]) -> Graph:
+        """Return the graph with what ``rule(node, its new sources)`` gives in each node's place."""
+        new: dict[Node, Node] = {}
+        for node in self.nodes():
+            new[node] = rule(node, [new[s] for s in node.src])
+        return Graph(
+            self.inputs,
+            [new[n] for n in self.outputs],
+            [(number, new[n]) for number, n in self.updates],
+            self.scalars,
+        )
+
 
 def topological(roots: Iterable[Node], leaves: Iterable[Node] = ()) -> list[Node]:
     """Return the nodes that ``roots`` need, sources first, each once; the order is fixed.

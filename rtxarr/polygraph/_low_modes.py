@@ -32,21 +32,16 @@ def shorten(graph: Graph) -> Graph:
     for node in nodes:
         for source in node.src:
             users[source].append(node)
-    new: dict[Node, Node] = {}
-    for node in nodes:
-        sources = [new[s] for s in node.src]
+
+    def rule(node: Node, sources: list[Node]) -> Node:
         found = None
         if node.op == "rfft":
             found = _forward(node, sources[0], _used(node, users, {*graph.roots}))
         elif node.op == "irfft":
             found = _back(node, sources[0], _ends(node.src[0], node.attrs[0][-1]))
-        new[node] = found or ir.make(node.op, sources, node.attrs, node.dtype, node.shape)
-    return Graph(
-        graph.inputs,
-        [new[n] for n in graph.outputs],
-        [(number, new[n]) for number, n in graph.updates],
-        graph.scalars,
-    )
+        return found or ir.make(node.op, sources, node.attrs, node.dtype, node.shape)
+
+    return graph.rewritten(rule)
 
 
 # -------------------------------------------------------------------------- what is looked at

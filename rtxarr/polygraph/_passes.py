@@ -36,22 +36,12 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
 
 def simplify(graph: Graph) -> Graph:
     """Return the graph after all rules; its inputs are the same."""
-    new: dict[Node, Node] = {}
-    for node in graph.nodes():
-        sources = tuple(new[s] for s in node.src)
-        if sources != node.src:
-            new[node] = _settled(_rebuilt(node, sources))
-        else:
-            new[node] = _settled(node)
-    return Graph(
-        graph.inputs,
-        [new[n] for n in graph.outputs],
-        [(number, new[n]) for number, n in graph.updates],
-        graph.scalars,
+    return graph.rewritten(
+        lambda node, new: _settled(node if (*new,) == node.src else _rebuilt(node, new))
     )
 
 
-def _rebuilt(node: Node, sources: tuple[Node, ...]) -> Node:
+def _rebuilt(node: Node, sources: list[Node]) -> Node:
     """Return a node on other sources, by the function that makes views canonical."""
     if node.op == "reshape":
         return ir.reshape(sources[0], node.shape)
