@@ -45,12 +45,21 @@ def scan(op: str, x: Any, *, axis: int) -> Any:
     -------
     array, shape and dtype of ``x``
 
+    Raises
+    ------
+    ValueError
+        When ``op`` or ``axis`` is none of these.
+
     Notes
     -----
     The order is fixed by the shape, the type and the place in memory (multiples of 16 bytes or
     not): equal inputs give equal bits. Memory is read once, and twice where one block a row would
     not keep a GPU busy. Nothing waits for the GPU.
     """
+    if op not in ("sum", "prod"):
+        raise ValueError(f"op must be 'sum' or 'prod', got {op!r}")
+    if not 0 <= axis < x.ndim:
+        raise ValueError(f"axis must be from 0 to {x.ndim - 1}, got {axis}")
     xp = namespace(x)
     shape, dtype, n = x.shape, x.dtype, x.shape[axis]
     if x.size == 0:

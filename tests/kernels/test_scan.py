@@ -296,3 +296,12 @@ def test_blocks_agree_on_the_number_of_tiles(dtype, monkeypatch):
                 assert plan.resident or n > chunks
                 if registers == 16:
                     assert plan.threads % 32 == 0 and plan.threads <= 256
+
+
+def test_bad_input_is_refused():
+    x = np.zeros((2, 3), np.float32)
+    with pytest.raises(ValueError, match="op must be 'sum' or 'prod', got 'mean'"):
+        scan("mean", x, axis=0)
+    for axis in (2, -1):
+        with pytest.raises(ValueError, match=f"axis must be from 0 to 1, got {axis}"):
+            scan("sum", x, axis=axis)
