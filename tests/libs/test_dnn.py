@@ -32,7 +32,8 @@ class Poisoned:
 
     def empty(self, shape, dtype=float):
         found = self._cupy.empty(shape, dtype)
-        self._cupy.cuda.runtime.memset(found.data.ptr, 255, found.nbytes)
+        stream = self._cupy.cuda.get_current_stream()
+        self._cupy.cuda.runtime.memsetAsync(found.data.ptr, 255, found.nbytes, stream.ptr)
         return found
 
 

@@ -380,7 +380,7 @@ def test_a_step_is_not_traced_while_it_is_captured():
     pytest.importorskip("cupy")
     with rx.device("cuda:0"):
         step, run = scaled_step(rx.float32), rx.jit(scaled_step(rx.float32))
-        x, labels = rx.asarray(X), rx.asarray(LABELS)
+        x, labels = rx.to_device(X, "cuda:0"), rx.to_device(LABELS, "cuda:0")
         for _ in range(6):
             want = step(x, labels).item()
             assert_close(run(x, labels).item(), want, rtol=1e-5)
