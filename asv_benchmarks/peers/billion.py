@@ -94,6 +94,8 @@ def main():
                     times = measure(lambda m=model, x=x: m(graph, x), options.rounds, device, 60.0)
                 found.append(describe("SAGE, 3 layers", times, graph, x, rate, 3, 3))
             if kind == "float32":
+                del run
+                free(device)  # what the pool keeps of results, which torch cannot use
                 try:
                     run = torch_sparse("mean", graph, x, None)
                     times = measure(run, options.rounds, device, 60.0)
@@ -102,7 +104,7 @@ def main():
                     print(f"torch.sparse is left out: {error}")
                 except RuntimeError as error:
                     print(f"torch.sparse failed: {str(error).splitlines()[0]}")
-            del x, run
+            run = x = None
             free(device)
     if options.json:
         sizes = {"scale": scale, "edge_factor": options.edge_factor, "features": options.features}
