@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,11 +47,18 @@ class Arithmetic(NamedTuple):
     select: Callable  # select(condition, x, y)
     mul32: Callable
     add32: Callable
+    product: Callable  # high and low word of the product of two words
+
+
+def product(a: Any, b: Any) -> Any:
+    """Return the high and the low half of the product of two 32-bit words, as uint64."""
+    whole = a * b
+    return whole >> _S32, whole & _MASK
 
 
 def build(jit: Callable, arithmetic: Arithmetic) -> SimpleNamespace:
     """Return the functions below, each passed through ``jit``."""
-    mul, add, div, sqrt, frexp, select, _, _ = arithmetic
+    mul, add, div, sqrt, frexp, select, _, _, product = arithmetic
 
     @jit
     def philox(block, stream, key):
@@ -64,8 +71,9 @@ def build(jit: Callable, arithmetic: Arithmetic) -> SimpleNamespace:
         c2, c3 = stream & _MASK, stream >> _S32
         k0, k1 = key & _MASK, key >> _S32
         for _ in range(10):
-            p0, p1 = _MUL0 * c0, _MUL1 * c2
-            c0, c1, c2, c3 = (p1 >> _S32) ^ c1 ^ k0, p1 & _MASK, (p0 >> _S32) ^ c3 ^ k1, p0 & _MASK
+            high0, low0 = product(_MUL0, c0)
+            high1, low1 = product(_MUL1, c2)
+            c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
             k0 = (k0 + _WEYL0) & _MASK
             k1 = (k1 + _WEYL1) & _MASK
         return c0, c1, c2, c3
@@ -228,7 +236,7 @@ def kinds(jit: Callable, arithmetic: Arithmetic, core: SimpleNamespace) -> dict[
     Words of 32 bits serve the kinds that end in 32, words of 64 bits the others. Each uses
     the first few parameters.
     """
-    mul, add, _, _, _, select, mul32, add32 = arithmetic
+    mul, add, _, _, _, select, mul32, add32, _ = arithmetic
     quantile, log, bounded = core.quantile, core.log, core.bounded
 
     @jit

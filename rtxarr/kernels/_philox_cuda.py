@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from rtxarr._device import _SIMULATING, cuda
-from rtxarr.kernels._philox_core import Arithmetic, build, kinds
+from rtxarr._device import _SIMULATING, cuda, intrinsic, types
+from rtxarr.kernels._philox_core import Arithmetic, build, kinds, product
 from rtxarr.kernels._vector import access, store4
 
 
@@ -27,9 +27,29 @@ if _SIMULATING:  # which has no libdevice and no contraction either
     def _div(a, b):
         return a / b
 
-    _sqrt, _mul32, _add32 = math.sqrt, _mul, _add
+    _sqrt, _mul32, _add32, _product = math.sqrt, _mul, _add, product
 
 else:
+    from llvmlite import ir  # type: ignore[import-untyped]
+
+    _I32, _I64 = ir.IntType(32), ir.IntType(64)
+    # One instruction; a product of numbers of 64 bits takes three, or two if halves are known.
+    _WIDE = ir.InlineAsm(
+        ir.FunctionType(ir.LiteralStructType([_I32] * 2), [_I32] * 2),
+        "{ .reg .b64 p; mul.wide.u32 p, $2, $3; mov.b64 {$1, $0}, p; }",
+        "=r,=r,r,r",
+        side_effect=False,
+    )
+
+    @intrinsic  # type: ignore[misc]
+    def _product(typingctx, a, b):
+        def codegen(context, builder, signature, args):
+            halves = builder.call(_WIDE, [builder.trunc(x, _I32) for x in args])
+            words = [builder.zext(builder.extract_value(halves, i), _I64) for i in range(2)]
+            return context.make_tuple(builder, signature.return_type, words)
+
+        return types.UniTuple(types.uint64, 2)(types.uint64, types.uint64), codegen
+
     # The compiler fuses a bare product and sum into one rounding; it leaves these alone.
     _mul, _add = cuda.libdevice.dmul_rn, cuda.libdevice.dadd_rn
     _div, _sqrt = cuda.libdevice.ddiv_rn, cuda.libdevice.dsqrt_rn
@@ -46,7 +66,7 @@ def _select(condition, x, y):
     return x if condition else y
 
 
-_ARITHMETIC = Arithmetic(_mul, _add, _div, _sqrt, _frexp, _select, _mul32, _add32)
+_ARITHMETIC = Arithmetic(_mul, _add, _div, _sqrt, _frexp, _select, _mul32, _add32, _product)
 _core = build(_device, _ARITHMETIC)
 _kinds = kinds(_device, _ARITHMETIC, _core)
 

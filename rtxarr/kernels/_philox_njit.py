@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from rtxarr._device import njit
-from rtxarr.kernels._philox_core import Arithmetic, build, kinds
+from rtxarr.kernels._philox_core import Arithmetic, build, kinds, product
 
 _compiled = njit(cache=True, error_model="numpy")
 _part = njit(error_model="numpy")  # of compiled code, which keeps it
@@ -44,7 +44,7 @@ def _select(condition, x, y):
 
 
 # Without fastmath numba's CPU code never contracts, so plain operators round as written.
-_ARITHMETIC = Arithmetic(_mul, _add, _div, _sqrt, _frexp, _select, _mul, _add)
+_ARITHMETIC = Arithmetic(_mul, _add, _div, _sqrt, _frexp, _select, _mul, _add, _part(product))
 _core = build(_part, _ARITHMETIC)
 _kinds = kinds(_part, _ARITHMETIC, _core)
 

@@ -37,7 +37,7 @@ def dropout_add(x: Any, residual: Any, bias: Any, *, place: Any, rate: float) ->
     -------
     array, shape and dtype of ``x``, row by row in memory
     """
-    from rtxarr.kernels._dropout_cuda import kernel, per_thread
+    from rtxarr.kernels._dropout_cuda import THREADS, kernel, per_thread
 
     xp = namespace(x, residual, bias)
     dtype, scalar = x.dtype, accumulator(x.dtype).type
@@ -46,12 +46,19 @@ def dropout_add(x: Any, residual: Any, bias: Any, *, place: Any, rate: float) ->
     flat, residual, bias = (None if a is None else row_by_row(a) for a in (x, residual, bias))
     wide = all(a is None or can_be_wide(a, 16) for a in (flat, residual, bias))
     if bias is not None:
-        wide = wide and can_be_wide(bias, n_features)
+        # The grid's y runs over the parts of a row.
+        wide = wide and can_be_wide(bias, n_features) and n_features < 1 << 25
     from_memory = not isinstance(place, tuple)
     run = kernel(dtype, wide, residual is not None, bias is not None, from_memory)
+    pieces, block = -(-out.size // per_thread(dtype, wide)), (THREADS, 1)
+    grid = -(-pieces // THREADS), 1
+    if bias is not None and wide:
+        pieces = n_features // per_thread(dtype, wide)
+        block = min(pieces, THREADS), max(1, THREADS // pieces)
+        grid = -(-(out.size // n_features) // block[1]), -(-pieces // block[0])
     launch(
         run,
-        -(-out.size // per_thread(dtype, wide)),
+        grid,
         (
             flat,
             flat if residual is None else residual,
@@ -62,5 +69,6 @@ def dropout_add(x: Any, residual: Any, bias: Any, *, place: Any, rate: float) ->
             threshold(rate),
             scalar(1 / (1 - rate)),
         ),
+        block=block,
     )
     return out

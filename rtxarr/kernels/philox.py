@@ -18,7 +18,7 @@ import numpy as np
 from rtxarr._device import _SIMULATING, Device, _device_namespace, launch, namespace
 from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr.dtypes import is_half
-from rtxarr.kernels._philox_core import Arithmetic, build, kinds
+from rtxarr.kernels._philox_core import Arithmetic, build, kinds, product
 
 __all__ = ["derive", "fill", "fill_from_memory", "philox", "stream_words", "words_per_value"]
 
@@ -27,7 +27,7 @@ _COMPILED_FROM = 65_536
 
 _U = np.uint64
 _NUMPY = Arithmetic(
-    np.multiply, np.add, np.divide, np.sqrt, np.frexp, np.where, np.multiply, np.add
+    np.multiply, np.add, np.divide, np.sqrt, np.frexp, np.where, np.multiply, np.add, product
 )
 
 

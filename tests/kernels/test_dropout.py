@@ -12,6 +12,7 @@ from rtxarr.testing import assert_close
 
 DTYPES = ["float32", "float16", "bfloat16", "float64"]
 SMALL, LARGE = [(1,), (3, 5), (2, 2, 8), (24,)], [(1,), (3, 5), (1001, 24), (333, 1024), (70_001,)]
+LARGE += [(9, 4104)]
 
 
 def make(shape, dtype, n=1):
@@ -77,6 +78,17 @@ def test_with_a_bias_and_a_residual(place, dtype):
         bound = float(info.eps) / 2 * np.abs(want) + float(info.smallest_subnormal)
         bound += 8 * wide * np.abs(terms).sum(axis=0)
         assert np.all(np.abs(of_bias - want) <= bound)
+
+
+@pytest.mark.sim
+def test_rows_longer_than_a_block(monkeypatch):
+    from rtxarr.kernels import _dropout_cuda
+
+    monkeypatch.setattr(_dropout_cuda, "THREADS", 2)
+    x, residual, bias = make((3, 20), "float32", 3)
+    mask = at(3).dropout_mask((3, 20), 0.25, device="cpu")
+    got = rx.dropout_add(x, residual, 0.25, bias[0], generator=at(3))
+    assert_close(got, (residual + dropped(x + bias[0], mask, 0.25)).astype("f4"))
 
 
 def test_views_that_are_not_aligned_or_not_contiguous(place):
