@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rtxarr._device import namespace
+from rtxarr._override import overridable, tracing
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels.multi_tensor import norm_and_factor, on_one_gpu, scaled_copies
 from rtxarr.ops._elementwise import clip
@@ -33,25 +34,32 @@ def clip_grad_norm(params: Iterable, max_norm: float) -> Any:
     params = [p for p in require_params(params) if p.grad is not None]
     if not params:
         return namespace().zeros((), dtype="float32")
-    grads = [p.grad for p in params]
-    xp = namespace(*grads)
+    norm, *grads = _clipped(float(max_norm), *(p.grad for p in params))
+    for param, grad in zip(params, grads, strict=False):
+        # New arrays: someone may keep the old ones. They fit: no need of the property's checks.
+        if tracing() is None:
+            param.node.grad = grad
+        else:
+            param.grad = grad
+    return norm
+
+
+@overridable
+def _clipped(max_norm, *grads):
+    """Return the joint norm, and all gradients scaled if there is a bound."""
+    xp, bounded = namespace(*grads), max_norm < float("inf")
     if on_one_gpu(grads) and len({accumulator(dtype) for dtype in {g.dtype for g in grads}}) == 1:
         found = norm_and_factor(grads, max_norm)
-        if max_norm < float("inf"):
-            for param, grad in zip(params, scaled_copies(grads, found, 1), strict=True):
-                param.node.grad = grad  # it fits: no need of the property's checks
-        return xp.reshape(found[:1], ())
+        return xp.reshape(found[:1], ()), *(scaled_copies(grads, found, 1) if bounded else ())
     total = None
     for grad in map(widen, grads):
         square = xp.sum(grad * grad)
         total = square if total is None else total + square
     norm = xp.sqrt(total)
-    if max_norm < float("inf"):
-        scale = clip(max_norm / (norm + 1e-6), max=1.0)
-        for param in params:
-            # A new array: the old one may be shared with someone who keeps it.
-            param.grad = param.grad * xp.astype(scale, param.dtype)
-    return norm
+    if not bounded:
+        return (norm,)
+    scale = clip(max_norm / (norm + 1e-6), max=1.0)
+    return norm, *(grad * xp.astype(scale, grad.dtype) for grad in grads)
 
 
 def clip_grad_value(params: Iterable, max_value: float) -> None:

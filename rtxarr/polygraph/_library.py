@@ -262,3 +262,13 @@ def _attention_gradient(function, of_out, out, lse, q, k, v, mask, lengths, **op
     results = [(x.dtype, x.shape) for x in arrays]
     found = _call(function, (of_out, out, lse, q, k, v, mask, lengths), options, results)
     return [*found, None, None] if len(found) == 4 else [*found, None, None, None]
+
+
+@_rule("optim._clip._clipped")
+def _clipped(function, max_norm, *grads):
+    wide = {dtypes.accumulator(g.dtype) for g in grads}
+    if current().on_numpy or len(wide) > 1:
+        return NotImplemented
+    # All gradients in three launches, with the bits of the step that is not traced.
+    scaled = [(g.dtype, g.shape) for g in grads] if max_norm < float("inf") else []
+    return _call(function, (max_norm, *grads), {}, [(wide.pop(), ()), *scaled])

@@ -388,6 +388,25 @@ def test_a_step_is_not_traced_while_it_is_captured():
     assert run._captured.n_captures == 1
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [False, True])
+def test_gradients_are_clipped_together_on_a_gpu(capture):
+    """By the kernels of a step that is not traced, which take all at once."""
+    pytest.importorskip("cupy")
+    with rx.device("cuda:0"):
+        rx.random.seed(0)
+        plain = Clipped()
+        rx.random.seed(0)
+        run = rx.jit(Clipped().step, capture=capture)
+        x, labels = rx.to_device(X, "cuda:0"), rx.to_device(LABELS, "cuda:0")
+        for _ in range(5):
+            want, got = plain.step(x, labels), run(x, labels)
+            assert_close(got["norm"], want["norm"], rtol=1e-5)
+            assert_close(got["loss"].data, want["loss"].data, rtol=1e-5)
+    assert run.reasons == {}
+    assert "_clipped" in str(run.explain())
+
+
 def test_a_step_that_is_recorded_says_that_it_is_not_known_yet():
     made = rx.jit(lambda x: rx.tanh(x) * 2)
     x = np.ones(3, "float32")
