@@ -59,10 +59,7 @@ _ALGO_ID, _SPLIT_K = 0, 2
 _RESULT = np.dtype(
     [("algo", "u8", 8), ("workspace", "u8"), ("state", "i4"), ("waves", "f4"), ("rest", "i4", 4)]
 )
-_SCALARS = {
-    TYPES[name]: np.array([1, 0], name)
-    for name in ("float32", "float64", "complex64", "complex128")
-}
+_SCALARS = {TYPES[name]: name for name in ("float32", "float64", "complex64", "complex128")}
 
 # Whether new plans time the candidates; a list, to be seen by all threads.
 autotuning = [False]
@@ -73,7 +70,8 @@ class _Plan:
 
     __slots__ = (
         "_owned", "a", "algo", "alpha", "b", "beta", "candidates", "desc", "digest", "dtype",
-        "lock", "offsets", "out", "results", "shape", "slot", "slot_address", "workspace",
+        "lock", "offsets", "out", "results", "scalars", "shape", "slot", "slot_address",
+        "workspace",
     )  # fmt: skip
 
     a: int  # layouts and descriptor of the library
@@ -82,6 +80,7 @@ class _Plan:
     desc: int
     alpha: int  # addresses
     beta: int
+    scalars: np.ndarray  # where they are
     algo: int
     workspace: int  # bytes
     offsets: tuple
@@ -153,7 +152,15 @@ class CublasLt:
     # ------------------------------------------------------------------------ running
 
     def run(
-        self, a: Any, b: Any, recipe: tuple, out: Any = None, pointers: tuple = (), *, copied=False
+        self,
+        a: Any,
+        b: Any,
+        recipe: tuple,
+        out: Any = None,
+        pointers: tuple = (),
+        *,
+        addend: Any = None,
+        copied: bool = False,
     ) -> Any:
         """Return ``a @ b`` with the epilogue of ``recipe``, written to ``out`` if given.
 
@@ -166,6 +173,9 @@ class CublasLt:
             Of the right shape and dtype, and sharing no memory with the operands.
         pointers : tuple of (int, int)
             Attributes of the descriptor with the addresses that they get in this call.
+        addend : CuPy array, optional
+            What is added to the product, where ``recipe`` says so: contiguous, and of the shape
+            and dtype of the result.
 
         Raises
         ------
@@ -184,6 +194,12 @@ class CublasLt:
             address |= out.data.ptr
             if out.data.device_id != device_id:
                 raise Unsupported("an array that is not on the current device")
+        if addend is not None:
+            address |= addend.data.ptr
+            if addend.data.device_id != device_id:
+                raise Unsupported("an array that is not on the current device")
+            if not addend.flags.c_contiguous:
+                raise Unsupported("an addend with gaps")
         key = (
             (device_id, a_memory.device_id, b_memory.device_id),
             recipe, a.dtype, b.dtype, a.shape, a.strides, b.shape, b.strides, out_key,
@@ -201,7 +217,7 @@ class CublasLt:
                 self._cupy.ascontiguousarray(x) if copy else x
                 for x, copy in zip((a, b), plan, strict=True)
             )
-            return self.run(a, b, recipe, out, pointers, copied=True)
+            return self.run(a, b, recipe, out, pointers, addend=addend, copied=True)
 
         thread = self.thread
         if getattr(thread, "device_id", None) != device_id:
@@ -218,7 +234,14 @@ class CublasLt:
                     f"{out.shape}"
                 )
         stream = self._current_stream()
-        memory = (a_pointer, b_pointer, result.data.ptr)
+        memory = (a_pointer, b_pointer, result.data.ptr, result.data.ptr)
+        if addend is not None:
+            if addend.shape != plan.shape or addend.dtype != plan.dtype:
+                raise ValueError(
+                    f"addend must be {plan.dtype} of shape {plan.shape}, got {addend.dtype} of "
+                    f"shape {addend.shape}"
+                )
+            memory = (*memory[:3], addend.data.ptr)
         try:
             if plan.candidates is not None:
                 self._tune(plan, device_id, stream, memory, pointers)
@@ -236,7 +259,7 @@ class CublasLt:
         return result
 
     def _start(self, plan, device_id, stream, memory, pointers):
-        a_pointer, b_pointer, out_pointer = memory
+        a_pointer, b_pointer, out_pointer, addend_pointer = memory
         desc = plan.desc
         for attribute, pointer in pointers:
             plan.slot[0] = pointer
@@ -248,7 +271,8 @@ class CublasLt:
             to = out_pointer + out_offset
             self._matmul(
                 handle, desc, plan.alpha, b_pointer + b_offset, plan.b, a_pointer + a_offset,
-                plan.a, plan.beta, to, plan.out, to, plan.out, plan.algo, workspace, size, stream,
+                plan.a, plan.beta, addend_pointer + out_offset, plan.out, to, plan.out, plan.algo,
+                workspace, size, stream,
             )  # fmt: skip
 
     def prepare(self) -> None:
@@ -285,6 +309,20 @@ class CublasLt:
 
     # ----------------------------------------------------------------------- planning
 
+    def refusal(self, a: tuple, b: tuple, recipe: tuple, attributes: tuple[int, ...] = ()) -> str:
+        """Return why a product of well-aligned operands would not run; "" if it would.
+
+        ``a`` and ``b`` are (dtype, shape, strides in bytes); ``attributes`` are those of
+        ``pointers``.
+        """
+        device_id = self._current_device()
+        kinds = (a[0], b[0], a[1], a[2], b[1], b[2])
+        key = ((device_id,) * 3, recipe, *kinds, None, 256)
+        plan = self._plans.get(key) or self._new_plan(key, tuple((x, 0) for x in attributes))
+        if isinstance(plan, Unsupported):
+            return str(plan) or "there is nothing to multiply"
+        return "an operand would be copied" if isinstance(plan, Copies) else ""
+
     def n_plans(self) -> int:
         return sum(type(plan) is _Plan for plan in self._plans.values())
 
@@ -304,7 +342,7 @@ class CublasLt:
     def _make(self, key, pointers):
         devices, recipe, *operands, out_strides, alignment = key
         a_dtype, b_dtype, a_shape, a_strides, b_shape, b_strides = operands
-        epilogue, out_dtype, tf32, aux_ld, fp8, unsplit = recipe
+        epilogue, out_dtype, tf32, aux_ld, fp8, unsplit, scale, adds = recipe
         if len(set(devices)) > 1:
             raise Unsupported("an array that is not on the current device")
         if fp8 is None:
@@ -332,9 +370,9 @@ class CublasLt:
             raise Unsupported("a bias gradient of an operand that is not transposed")
 
         plan = _Plan()
-        scale_type = compute[1]
-        plan.alpha = _SCALARS[scale_type].ctypes.data
-        plan.beta = plan.alpha + _SCALARS[scale_type].itemsize
+        plan.scalars = np.array([scale, adds], _SCALARS[compute[1]])
+        plan.alpha = plan.scalars.ctypes.data
+        plan.beta = plan.alpha + plan.scalars.itemsize
         plan.shape, plan.dtype = product.shape, out_dtype
         sizes = (a_dtype.itemsize, b_dtype.itemsize, out_dtype.itemsize)
         plan.offsets = tuple(
@@ -519,6 +557,8 @@ def recipe(
     aux_ld: int = 0,
     fp8: tuple | None = None,
     unsplit: bool = False,
+    scale: float = 1.0,
+    adds: bool = False,
 ) -> tuple:
     """Return what distinguishes two products of operands that lie alike.
 
@@ -535,8 +575,12 @@ def recipe(
         Types of the operands, whether each row has its scale, whether to accumulate fast.
     unsplit : bool
         Whether no algorithm may split the sum (split-K), which makes long ones slow.
+    scale : float
+        What the product is multiplied by, before anything else.
+    adds : bool
+        Whether an array is then added.
     """
-    return (epilogue, dtype, tf32, aux_ld, fp8, unsplit)
+    return (epilogue, dtype, tf32, aux_ld, fp8, unsplit, scale, adds)
 
 
 def _check_fp8(product, alignment):

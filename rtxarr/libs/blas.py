@@ -36,6 +36,7 @@ __all__ = [
     "matmul_fp8",
     "matmul_with_aux",
     "prepare",
+    "refusal",
     "status",
     "try_matmul",
     "use_workspace",
@@ -110,6 +111,60 @@ def autotune(enabled: bool) -> None:
     _cublaslt.autotuning[0] = bool(enabled)
 
 
+def refusal(
+    a: tuple,
+    b: tuple,
+    *,
+    epilogue: str | None = None,
+    bias: bool = False,
+    aux_ld: int = 0,
+    gradient: bool = False,
+    bias_grad: bool = False,
+    addend: bool = False,
+    scale: float = 1.0,
+) -> str:
+    """Return why cuBLASLt would not compute a product of arrays that lie so; "" if it would.
+
+    Parameters
+    ----------
+    a, b : (dtype, shape, strides)
+        Of the operands, strides in bytes; they are taken to be well aligned.
+    epilogue : {"relu", "gelu"}, optional
+    bias : bool
+        Whether one is added.
+    aux_ld : int
+        Elements (bits, for ReLU) between rows of the auxiliary array; 0 if there is none.
+    gradient : bool
+        Whether the derivative of ``epilogue`` is multiplied, not the epilogue applied.
+    bias_grad : bool
+        Whether columns of a gradient are added up; without an epilogue, rows of ``a``.
+    addend, scale
+        As for :func:`matmul`.
+    """
+    try:
+        library = _library()
+    except ImportError:
+        return "CuPy is not installed"
+    if library is None:
+        return _provider.missing
+    kind = _EPILOGUES[epilogue]
+    attributes: tuple[int, ...] = ()
+    if gradient:
+        kind = _cublaslt.DRELU if epilogue == "relu" else _cublaslt.DGELU
+        kind += _cublaslt.BGRAD * bias_grad
+    elif bias_grad:
+        kind = _cublaslt.BGRADB
+    elif bias:
+        kind = _cublaslt.BIAS if epilogue is None else kind + _cublaslt.BIAS
+    if bias or bias_grad:
+        attributes += (_cublaslt.BIAS_POINTER,)
+    if aux_ld:
+        attributes += (_cublaslt.AUX_POINTER,)
+        kind += 0 if gradient else _cublaslt.AUX
+    options = recipe(kind, tf32=_tf32[0], aux_ld=aux_ld, scale=scale, adds=addend)
+    return library.refusal(a, b, options, attributes)
+
+
 def prepare() -> None:
     """Create the handle and workspace of the current device and stream, as before a capture."""
     library = _library()
@@ -155,6 +210,8 @@ def try_matmul(
     dtype: Any = None,
     tf32: bool | None = None,
     or_unsplit: bool = False,
+    addend: Any = None,
+    scale: float = 1.0,
 ) -> Any:
     """Return what :func:`matmul` does, or None where cuBLASLt cannot compute it.
 
@@ -176,21 +233,29 @@ def try_matmul(
             kind = _cublaslt.BIAS if epilogue is None else kind + _cublaslt.BIAS
             if dtype is not None and dtype != a.dtype:
                 raise Unsupported(f"a bias of {bias.dtype} for a result of {dtype}")
+        if addend is not None:
+            if type(addend) is not library.array:
+                raise Unsupported("an array that is not CuPy's")
+            if out is not None:
+                raise Unsupported("an addend beside an out")
         if out is not None and (
             library.may_share_memory(out, a) or library.may_share_memory(out, b)
         ):
             raise Unsupported("an out that may overlap an operand")
         tf32 = _tf32[0] if tf32 is None else tf32
         try:
-            return library.run(a, b, (kind, dtype, tf32, 0, None, False), out, pointers)
+            options = (kind, dtype, tf32, 0, None, False, scale, addend is not None)
+            return library.run(a, b, options, out, pointers, addend=addend)
         except SplitsOnly:
-            if epilogue is None and out is None and a.ndim == b.ndim == 2:
+            alone = epilogue is None and out is None and addend is None and scale == 1
+            if alone and a.ndim == b.ndim == 2:
                 size = _rounded(-(-a.shape[1] // 64), 256)
                 if a.shape[1] >= 2 * size:
                     return _in_pieces(library, a, b, bias, dtype or a.dtype, tf32, size)
             if not or_unsplit:
                 raise
-            return library.run(a, b, (kind, dtype, tf32, 0, None, True), out, pointers)
+            options = (kind, dtype, tf32, 0, None, True, scale, addend is not None)
+            return library.run(a, b, options, out, pointers, addend=addend)
     except Unsupported as reason:
         _refuse(reason)
         return None
@@ -244,8 +309,10 @@ def matmul(
     out: Any = None,
     dtype: Any = None,
     tf32: bool | None = None,
+    addend: Any = None,
+    scale: float = 1.0,
 ) -> Any:
-    """Return ``epilogue(a @ b + bias)``, rounded once.
+    """Return ``epilogue(scale * (a @ b) + addend + bias)``, rounded once.
 
     Parameters
     ----------
@@ -260,6 +327,9 @@ def matmul(
         Of the result: float32 instead of half-precision operands' own.
     tf32 : bool, optional
         Whether float32 operands may be rounded to TF32; see :func:`allow_tf32`.
+    addend : array of the result's shape and dtype, optional
+        Best contiguous.
+    scale : float, default 1
 
     Returns
     -------
@@ -270,11 +340,12 @@ def matmul(
     dtype = None if dtype is None else np.dtype(DTYPES.get(dtype, dtype))
     if is_device_array(a):
         options = {"bias": bias, "epilogue": epilogue, "dtype": dtype}
-        alone = bias is None and epilogue is None
+        options |= {"addend": addend, "scale": scale}
+        alone = bias is None and epilogue is None and addend is None
         result = try_matmul(a, b, **options, out=out, tf32=tf32, or_unsplit=alone)
         if result is not None:
             return result
-    result = _plain(a, b, bias, epilogue, dtype)
+    result = _plain(a, b, bias, epilogue, dtype, addend, scale)
     if out is None:
         return result
     if out.shape != result.shape or out.dtype != result.dtype:
@@ -290,12 +361,13 @@ def _wide(xp, x):
     return xp.astype(x, xp.float32) if is_half(x.dtype) else x
 
 
-def _plain(a, b, bias=None, epilogue=None, dtype=None):
-    xp = namespace(a, b, bias)
-    if bias is None and epilogue is None and dtype is None and is_device_array(a):
+def _plain(a, b, bias=None, epilogue=None, dtype=None, addend=None, scale=1.0):
+    xp = namespace(a, b, bias, addend)
+    alone = bias is None and epilogue is None and addend is None and scale == 1
+    if alone and dtype is None and is_device_array(a):
         out = xp.matmul(a, b)  # CuPy's accumulates in float32
     else:
-        out = _plain_sum(xp, a, b, bias)
+        out = _plain_sum(xp, a, b, bias, addend, scale)
     if epilogue == "relu":
         out = xp.maximum(out, 0)
     elif epilogue == "gelu":
@@ -305,9 +377,13 @@ def _plain(a, b, bias=None, epilogue=None, dtype=None):
     return xp.astype(out, dtype, copy=False)
 
 
-def _plain_sum(xp, a, b, bias=None):
+def _plain_sum(xp, a, b, bias=None, addend=None, scale=1.0):
     product = matmul if is_device_array(a) else xp.matmul  # the sum alone may be served
     out = product(_wide(xp, a), _wide(xp, b))
+    if scale != 1:
+        out = out * scale
+    if addend is not None:
+        out = out + _wide(xp, addend)
     return out if bias is None else out + _wide(xp, bias)
 
 
@@ -534,9 +610,10 @@ def matmul_fp8(
     scale_b: Any = None,
     dtype: Any = "bfloat16",
     bias: Any = None,
+    epilogue: str | None = None,
     fast: bool = False,
 ) -> Any:
-    """Return ``(scale_a * a) @ (scale_b * b) + bias`` of 8-bit floating-point numbers.
+    """Return ``epilogue((scale_a * a) @ (scale_b * b) + bias)`` of 8-bit floating-point numbers.
 
     Parameters
     ----------
@@ -551,6 +628,8 @@ def matmul_fp8(
     dtype : dtype, default bfloat16
         Of the result: bfloat16, float16 or float32.
     bias : array of ``dtype``, shape (n,), optional
+    epilogue : {"relu", "gelu"}, optional
+        "gelu" is the tanh form.
     fast : bool, default False
         Whether to accumulate with fewer bits.
 
@@ -569,6 +648,8 @@ def matmul_fp8(
         raise TypeError(f"a and b must be uint8, got {a.dtype} and {b.dtype}")
     if any(name not in _cublaslt.FP8_TYPES for name in formats):
         raise ValueError(f"formats must be 'e4m3' or 'e5m2', got {formats}")
+    if epilogue not in _EPILOGUES:
+        raise ValueError(f"epilogue must be 'relu', 'gelu' or None, got {epilogue!r}")
     by_row = [
         _is_by_row("scale_a", scale_a, (a.shape[0], 1)),
         _is_by_row("scale_b", scale_b, (1, b.shape[1])),
@@ -577,7 +658,9 @@ def matmul_fp8(
     library = _library() if is_device_array(a) else None
     if library is not None:
         try:
-            return _run_fp8(library, a, b, formats, (scale_a, scale_b), by_row, dtype, bias, fast)
+            scales = scale_a, scale_b
+            options = dtype, bias, epilogue, fast
+            return _run_fp8(library, a, b, formats, scales, by_row, *options)
         except Unsupported as reason:
             _refuse(reason)
     xp = namespace(a, b, bias)
@@ -586,7 +669,7 @@ def matmul_fp8(
         values = xp.take(xp.asarray(_fp8_values(name)), xp.astype(x.reshape(-1), xp.int64))
         values = values.reshape(x.shape)
         wide.append(values if scale is None else values * scale)
-    return xp.astype(_plain_sum(xp, wide[0], wide[1], bias), dtype, copy=False)
+    return _plain(wide[0], wide[1], bias, epilogue, dtype)
 
 
 def _is_by_row(name, scale, shape):
@@ -600,7 +683,7 @@ def _is_by_row(name, scale, shape):
     return scale.shape == shape
 
 
-def _run_fp8(library, a, b, formats, scales, by_row, dtype, bias, fast):
+def _run_fp8(library, a, b, formats, scales, by_row, dtype, bias, epilogue, fast):
     arrays = [a, b, *(x for x in (*scales, bias) if x is not None)]
     if any(type(x) is not library.array for x in arrays):
         raise Unsupported("an array that is not CuPy's")
@@ -624,12 +707,12 @@ def _run_fp8(library, a, b, formats, scales, by_row, dtype, bias, fast):
                 scale = scale.copy(order="C")
                 kept.append(scale)
             pointers.append((name, scale.data.ptr))
-    kind = _cublaslt.DEFAULT
+    kind = _EPILOGUES[epilogue]
     if bias is not None:
         if dtype == _F32:
             raise Unsupported("a bias for an fp8 product to float32")
         pointers.append((_cublaslt.BIAS_POINTER, _vector(library, bias, b, dtype)))
-        kind = _cublaslt.BIAS
+        kind = _cublaslt.BIAS if epilogue is None else kind + _cublaslt.BIAS
     # In the order (a, b), like the product's operands.
     types = tuple(_cublaslt.FP8_TYPES[name] for name in formats)
     options = recipe(kind, dtype=dtype, fp8=(*types, by_row[0], fast))

@@ -22,7 +22,10 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr.polygraph import _cache
+from rtxarr.polygraph._ir import Graph, Node
 from rtxarr.polygraph._loops import Loops
+from rtxarr.polygraph._products import fuse_products
+from rtxarr.polygraph._schedule import is_pointwise, is_reduction
 from rtxarr.polygraph.codegen import _kernels, _nvrtc, _operations
 from rtxarr.polygraph.codegen._dialects import CUDA
 from rtxarr.polygraph.codegen._text import Argument, Kernel, number_bytes
@@ -63,6 +66,19 @@ class CudaBackend:
     def fuses(self, op: str, dtype: Any) -> bool:
         """Tell whether a map, cast or reduction of values of ``dtype`` can be in a kernel."""
         return _operations.fuses(op, np.dtype(dtype))
+
+    def rewrite(self, graph: Graph, strides: Mapping[Node, tuple]) -> tuple[Graph, list[str]]:
+        """Return a graph to run in a graph's place, and what is different about it.
+
+        ``strides`` are those of inputs that are not contiguous, in elements.
+        """
+        if self.strict:
+            return graph, []
+
+        def is_computed(node: Node) -> bool:
+            return is_pointwise(node, self) or is_reduction(node, self)
+
+        return fuse_products(graph, strides, is_computed)
 
     def generate(self, loops: Loops) -> Kernel:
         """Return the text of a kernel and how it is started."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr.autograd._tree import flatten
+from rtxarr.polygraph import _products
 from rtxarr.polygraph._cuda_backend import CudaBackend
 from rtxarr.polygraph._ir import VIEWS, Node, behind_views
 from rtxarr.polygraph._program import Program, Step
@@ -110,6 +111,7 @@ class ProgramReport:
             f"{self.title}: {kernels} kernel{'s' * (kernels != 1)},"
             f" {len(self.steps) - kernels} other steps; arguments {inputs or 'none'}",
             f"moves {moved(self.n_bytes, self.n_bytes_apart, rate)}",
+            *self.program.notes,
             "",
         ]
         for step in self.steps:
@@ -433,6 +435,8 @@ def describe(node: Node) -> str:
         return f"x{node.attrs[0]}"
     if node.op == "call" or (node.op == "item" and node.src[0].op == "call"):
         call = node if node.op == "call" else node.src[0]
+        if call.attrs[0] in _products.FUNCTIONS:
+            return _products.described(call)
         return getattr(call.attrs[0], "__name__", "call")
     return node.op
 

@@ -198,8 +198,12 @@ def _matmul(function, x1, x2):
 @_rule("ops._linear.linear")
 def _linear(function, x, weight, bias=None):
     dtype = _result_type(x, weight, bias)
-    if not dtypes.is_half(dtype) or weight.ndim != 2 or x.shape[-1:] != weight.shape[1:]:
-        return NotImplemented
+    fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[1:]
+    fits = fits and (bias is None or bias.shape == weight.shape[:1])
+    if not fits or not all(dtypes.is_floating(v.dtype) for v in (x, weight, bias) if v is not None):
+        return NotImplemented  # it says what is wrong
+    if current().on_numpy and not dtypes.is_half(dtype):
+        return NotImplemented  # the product, and the bias in the kernel that reads it
     result = dtype, (*x.shape[:-1], weight.shape[0])
     return _call(function, (x, weight, bias), {}, [result])[0]
 

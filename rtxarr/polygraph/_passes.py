@@ -37,11 +37,11 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
 def simplify(graph: Graph) -> Graph:
     """Return the graph after all rules; its inputs are the same."""
     return graph.rewritten(
-        lambda node, new: _settled(node if (*new,) == node.src else _rebuilt(node, new))
+        lambda node, new: _settled(node if (*new,) == node.src else rebuilt(node, new))
     )
 
 
-def _rebuilt(node: Node, sources: list[Node]) -> Node:
+def rebuilt(node: Node, sources: list[Node]) -> Node:
     """Return a node on other sources, by the function that makes views canonical."""
     if node.op == "reshape":
         return ir.reshape(sources[0], node.shape)

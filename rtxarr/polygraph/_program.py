@@ -68,6 +68,8 @@ class Program:
         The function that runs them.
     why : dict of Node to str
         For each result that is kept in memory, why it is.
+    notes : list of str
+        What the back end changed in the graph, and what not and why.
     """
 
     def __init__(
@@ -85,8 +87,11 @@ class Program:
         self._strides = {
             node: s for node, s in zip(graph.inputs, strides, strict=False) if s is not None
         }
+        self.notes: list[str] = []
         if any(n.size == 0 for n in graph.nodes() if n.dtype is not None):
             backend = _NothingFused()
+        elif hasattr(backend, "rewrite"):
+            self.graph, self.notes = graph, _ = backend.rewrite(graph, self._strides)
         scheduler = Scheduler(graph, backend)
         groups = scheduler.run()
         self.why = scheduler.why
@@ -162,7 +167,7 @@ class Program:
                 continue
             for node in group.read:
                 if (order := memory_order(node)) is not None:
-                    self._strides[node] = _strides_of(node.shape, order)
+                    self._strides[node] = packed_strides(node.shape, order)
             loops = lower(group, self._strides, self.graph.scalars)
             sources = tuple(b.node for b in loops.buffers if not b.is_output)
             run = self.backend.build(loops)
@@ -327,7 +332,7 @@ def memory_order(node: Node) -> tuple[int, ...] | None:
     return None if order is None else order(call, node.attrs[0])
 
 
-def _strides_of(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+def packed_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides, in elements, of an array without gaps whose axes lie in this order."""
     strides, step = [0] * len(shape), 1
     for axis in reversed(order):
@@ -387,7 +392,7 @@ def _looked_at(nodes: Iterable[Node], known: Container[Node] = ()) -> set[Node]:
         found.add(node)
         if node.op in VIEWS:
             stack += node.src
-        elif node.op == "item":
+        elif node.op == "item" and not getattr(node.src[0].attrs[0], "gives_new", False):
             stack += node.src[0].src
     return found
 

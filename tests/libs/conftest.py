@@ -61,7 +61,7 @@ class FakeLibrary(types.ModuleType):
         self.numbers = itertools.count(1)
         self.live = {}
         self.asked = 0
-        self.calls = []
+        self.calls, self.scalars = [], []
         self.splits = (1, 1)  # of the algorithms that it finds
         self.most = 8  # that it names at once
 
@@ -122,16 +122,18 @@ class FakeLibrary(types.ModuleType):
         workspace, size, stream,
     ):  # fmt: skip
         assert workspace and size == 1000
-        assert (c, c_layout) == (d, d_layout)
+        assert c_layout == d_layout
         desc, a_layout, b_layout, d_layout = (
             self.live[x] for x in (desc, a_layout, b_layout, d_layout)
         )
         self.calls.append((desc, a_layout, b_layout, d_layout))
         scalar = ctypes.c_double if desc[-1] == 1 else ctypes.c_float
-        assert (scalar * 2).from_address(alpha)[0] == 1
-        assert scalar.from_address(beta).value == 0
+        scale, share = (scalar.from_address(x).value for x in (alpha, beta))
+        assert share in (0, 1) and (share or c == d)
+        self.scalars.append((scale, share))
         for i in range(d_layout.get(5, 1)):
-            self._one(desc, a, a_layout, b, b_layout, d, d_layout, i)
+            added = scale, self._matrix(c, d_layout, i).astype(np.float64) if share else 0
+            self._one(desc, a, a_layout, b, b_layout, d, d_layout, i, *added)
 
     def _matrix(self, address, layout, i):
         kind, rows, cols, ld = (layout[j] for j in range(-4, 0))
@@ -140,7 +142,7 @@ class FakeLibrary(types.ModuleType):
         start = address + i * layout.get(6, 0) * dtype.itemsize
         return at(start, dtype, (rows, cols), (1, ld))
 
-    def _one(self, desc, a, a_layout, b, b_layout, d, d_layout, i):
+    def _one(self, desc, a, a_layout, b, b_layout, d, d_layout, i, scale, addend):
         a, b = (
             self._matrix(x, layout, i).astype(np.float64)
             for x, layout in ((a, a_layout), (b, b_layout))
@@ -157,7 +159,7 @@ class FakeLibrary(types.ModuleType):
             b = b * at(desc[18], np.float32, (1, cols), (0, 1))
         epilogue = desc[7]
         assert epilogue in EPILOGUES
-        x = a @ b
+        x = scale * (a @ b) + addend
         if epilogue & 4:
             x = x + at(desc[8], d.dtype, (m, 1), (1, 0)).astype(np.float64)
         if epilogue & 128:

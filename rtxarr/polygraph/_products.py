@@ -1,0 +1,665 @@
+"""What stands around matrix products, as part of them: cuBLASLt's epilogues.
+
+A bias, an array that is added, a factor, a ReLU or the tanh form of GELU after a product cost
+nothing while it is stored; so do, in the backward pass, the derivative of the activation that the
+product's result is multiplied by, and the sums over rows that are the gradient of a bias. The
+product then rounds once, at its end, so this is for mode "fast".
+
+Activations are told by their values, however they are written: what is computed of a product alone
+is evaluated in float64 on a line of numbers. Whether the library takes a product is asked when the
+program is made. What the calls give is said by NumPy in ``rtxarr.libs.blas``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rtxarr import dtypes
+from rtxarr._override import overridable
+from rtxarr.libs import blas
+from rtxarr.polygraph import _interpret
+from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._ir import Graph, Node
+from rtxarr.polygraph._passes import rebuilt, value_of
+from rtxarr.polygraph._program import memory_order, packed_strides
+
+Strides = Mapping[Node, tuple[int, ...]]
+
+# ----------------------------------------------------------------------------- what programs call
+
+
+@overridable
+def product(a: Any, b: Any, *more: Any, names: tuple = (), **options: Any) -> tuple[Any, ...]:
+    """Return ``epilogue(scale * (a @ b) + addend + bias)``; ``names`` are those of ``more``."""
+    return (blas.matmul(a, b, **dict(zip(names, more, strict=True)), **options),)
+
+
+@overridable
+def product_and_sum(a: Any, b: Any, *bias: Any, epilogue: str) -> tuple[Any, ...]:
+    """Return ``epilogue(a @ b + bias)``, and the sum before it."""
+    return blas.matmul_with_aux(a, b, epilogue=epilogue, bias=bias[0] if bias else None)
+
+
+@overridable
+def product_times_slope(
+    a: Any, b: Any, aux: Any, *, epilogue: str, bias_grad: bool
+) -> tuple[Any, ...]:
+    """Return ``a @ b`` times the derivative of an activation, and if asked for its column sums."""
+    function = blas.matmul_drelu if epilogue == "relu" else blas.matmul_dgelu
+    out = function(a, b, aux, bias_grad=bias_grad)
+    return out if bias_grad else (out,)
+
+
+@overridable
+def product_and_sums(a: Any, b: Any) -> tuple[Any, ...]:
+    """Return ``a.T @ b``, and the sums of the columns of ``a``."""
+    return blas.matmul_bias_grad(a.T, b)
+
+
+FUNCTIONS = (product, product_and_sum, product_times_slope, product_and_sums)
+for _function in FUNCTIONS:
+    _function.gives_new = True  # type: ignore[attr-defined]  # memory of its own; see _program
+
+
+def described(call: Node) -> str:
+    """Return in words what a call of one of ``FUNCTIONS`` computes."""
+    function, pairs, _ = call.attrs
+    options = dict(pairs)
+    words = ["matmul"]
+    if function is product:
+        words += ["scale"] * ("scale" in options)
+        words += [name for name in ("addend", "bias") if name in options.get("names", ())]
+    elif function is product_and_sum:
+        words += ["bias"] * (len(call.src) > 2)
+    elif function is product_times_slope:
+        return f"matmul * d{options['epilogue']}" + " & bias gradient" * options["bias_grad"]
+    else:
+        return "matmul & bias gradient"
+    words += [options["epilogue"]] if options.get("epilogue") else []
+    return " + ".join(words) + (" & its sum" if function is product_and_sum else "")
+
+
+# --------------------------------------------------------------------------------------- the pass
+
+
+def fuse_products(
+    graph: Graph, strides: Strides, is_computed: Callable[[Node], bool]
+) -> tuple[Graph, list[str]]:
+    """Return the graph with products that take in what stands around them, and what was done.
+
+    Parameters
+    ----------
+    graph : Graph
+        After ``simplify``.
+    strides : mapping
+        Of inputs that are not contiguous, in elements.
+    is_computed : callable
+        Tells whether a kernel can compute a node.
+    """
+    notes: list[str] = []
+    if any(n.op == "matmul" or _is_linear(n) for n in graph.nodes()):
+        for stage in (_sums, _activations, _slopes, _bias_gradients):
+            found = _Found(graph, strides, is_computed, notes)
+            stage(found)
+            graph = found.rewritten()
+    return graph, notes
+
+
+@dataclass(frozen=True)
+class Product:
+    """``scale * (a @ b) + addend + bias``, each rounded as it may be."""
+
+    a: Node
+    b: Node
+    bias: Node | None = None
+    addend: Node | None = None
+    scale: float = 1.0
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(n for n in ("bias", "addend") if getattr(self, n) is not None)
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        return (self.a, self.b, *(getattr(self, name) for name in self.parts))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ir.matmul(self.a, self.b).shape
+
+
+class _Found:
+    """A graph, who reads each of its nodes, and what is to stand in place of some."""
+
+    def __init__(
+        self, graph: Graph, strides: Strides, is_computed: Callable, notes: list[str]
+    ) -> None:
+        self.graph, self.strides, self.notes = graph, strides, notes
+        self.is_computed = is_computed
+        self.nodes = graph.nodes()
+        self.users: dict[Node, list[Node]] = {n: [] for n in self.nodes}
+        for node in self.nodes:
+            for source in dict.fromkeys(node.src):
+                self.users[source].append(node)
+        self.roots = {*graph.roots}
+        self.made: dict[Node, tuple[tuple[Node, ...], Callable]] = {}
+
+    def put(self, node: Node, sources: Sequence[Node], make: Callable[..., Node]) -> None:
+        """Let ``make`` of the new ``sources`` stand in the place of a node."""
+        self.made[node] = tuple(sources), make
+
+    def rewritten(self) -> Graph:
+        if not self.made:
+            return self.graph
+        new: dict[Node, Node] = {}
+        for root in self.graph.roots:
+            stack = [root]
+            while stack:
+                node = stack[-1]
+                sources, make = self.made.get(node, (node.src, None))
+                waiting = [s for s in sources if s not in new]
+                if waiting and node not in new:
+                    stack += waiting
+                    continue
+                stack.pop()
+                if node not in new:
+                    found = [new[s] for s in sources]
+                    new[node] = rebuilt(node, found) if make is None else make(*found)
+        graph = self.graph
+        updates = [(number, new[n]) for number, n in graph.updates]
+        return Graph(graph.inputs, [new[n] for n in graph.outputs], updates, graph.scalars)
+
+    def needs(self, node: Node, without: Iterable[Node]) -> bool:
+        """Tell whether results need a node if those ``without`` are computed in another way."""
+        leaves = [*without]
+        found = ir.topological(self.graph.roots, leaves)
+        return node in found[len(leaves) :]
+
+    def in_memory(self, node: Node) -> bool:
+        """Tell whether a node is stored in any case."""
+        while node.op == "reshape":
+            (node,) = node.src
+        if node.op == "input":
+            return node.attrs[0] not in self.graph.scalars
+        if node in self.roots or not (self.is_computed(node) or node.op in ir.VIEWS):
+            return node.op not in ("constant", "iota")
+        stack = [node]
+        while stack:
+            for user in self.users[stack.pop()]:
+                if user.op == "reshape":
+                    stack.append(user)
+                elif not (user.op in ir.VIEWS or self.is_computed(user)):
+                    return True
+        return False
+
+    def reaches(self, node: Node, other: Node) -> bool:
+        """Tell whether a node will need another one."""
+        seen, stack = {node}, [node]
+        while stack:
+            at = stack.pop()
+            if at is other:
+                return True
+            sources, _ = self.made.get(at, (at.src, None))
+            stack += [s for s in sources if s not in seen]
+            seen.update(sources)
+        return False
+
+    def like(self, node: Node) -> tuple | None:
+        """Return (dtype, shape, strides in bytes) of a node in memory; None if it is copied."""
+        strides = strides_of(node, self.strides)
+        if strides is None:
+            return None
+        return node.dtype, node.shape, tuple(s * node.dtype.itemsize for s in strides)
+
+    def refusal(self, a: Node, b: Node, **options: Any) -> str:
+        """Return why the library does not take a product; "" if it does."""
+        left, right = self.like(a), self.like(b)
+        if left is None or right is None:
+            return "an operand would be copied"
+        return blas.refusal(left, right, **options)
+
+    def refusal_of(self, whole: Product, epilogue: str | None = None) -> str:
+        for part in whole.sources[2:]:
+            if not _is_contiguous(part, self.strides):
+                return "what is added has gaps"
+        options = {"bias": whole.bias is not None, "addend": whole.addend is not None}
+        return self.refusal(whole.a, whole.b, epilogue=epilogue, scale=whole.scale, **options)
+
+    def note(self, node: Node, text: str) -> None:
+        shape = "x".join(map(str, node.shape))
+        self.notes.append(f"product {node.dtype}[{shape}]: {text}")
+
+
+def _is_linear(node: Node) -> bool:
+    """Tell whether a node is the result of ``rx.linear``, which is a call."""
+    if node.op != "item" or node.src[0].op != "call":
+        return False
+    return repr(node.src[0].attrs[0]) == "rtxarr.ops._linear.linear"
+
+
+def product_of(node: Node) -> Product | None:
+    """Return what a product multiplies and adds; None for other nodes."""
+    if node.op == "matmul":
+        return Product(*node.src)
+    if _is_linear(node):
+        x, weight, *bias = node.src[0].src
+        n = weight.shape[0]
+        if len({s.dtype for s in node.src[0].src}) > 1 or x.ndim < 2:
+            return None
+        rows = ir.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+        return Product(rows, ir.permute(weight, (1, 0)), *(ir.reshape(v, (n,)) for v in bias))
+    if node.op == "item" and node.src[0].op == "call" and node.src[0].attrs[0] is product:
+        call = node.src[0]
+        options = dict(call.attrs[1])
+        if options.get("epilogue"):
+            return None
+        more = dict(zip(options.get("names", ()), call.src[2:], strict=True))
+        return Product(*call.src[:2], **more, scale=options.get("scale", 1.0))
+    return None
+
+
+def made_of(found: Product, epilogue: str | None = None) -> Callable[..., Node]:
+    """Return the function of its sources that makes the node of a product."""
+    options: dict[str, Any] = {"names": found.parts} if found.parts else {}
+    options |= {"scale": found.scale} if found.scale != 1 else {}
+    options |= {"epilogue": epilogue} if epilogue else {}
+    result = found.a.dtype, found.shape
+
+    def make(*sources: Node) -> Node:
+        return ir.call(product, sources, tuple(sorted(options.items())), [result])[0]
+
+    return make
+
+
+def strides_of(node: Node, given: Strides) -> tuple[int, ...] | None:
+    """Return the strides of a node in memory, in elements; None where a view would be a copy."""
+    if node.op not in ir.VIEWS:
+        order = memory_order(node)
+        return given.get(node) or packed_strides(node.shape, order or tuple(range(node.ndim)))
+    (x,) = node.src
+    inner = strides_of(x, given)
+    if inner is None:
+        return None
+    if node.op == "permute":
+        return tuple(inner[a] for a in node.attrs[0])
+    if node.op == "slice":
+        return tuple(s * step for s, step in zip(inner, node.attrs[1], strict=True))
+    if node.op == "broadcast":
+        sizes = zip(inner, x.shape, node.shape, strict=True)
+        return tuple(0 if a != b else s for s, a, b in sizes)
+    # Never read: an array of one byte that says it has these strides.
+    view = np.lib.stride_tricks.as_strided(np.zeros(1, np.int8), x.shape, inner)
+    try:
+        view.shape = node.shape
+    except AttributeError:
+        return None
+    return view.strides
+
+
+def _is_contiguous(node: Node, given: Strides) -> bool:
+    strides = strides_of(node, given)
+    want = 1
+    for size, stride in zip(reversed(node.shape), reversed(strides or ()), strict=False):
+        if size > 1 and stride != want:
+            return False
+        want *= size
+    return strides is not None
+
+
+# ------------------------------------------------------------------- bias, addend, and a factor
+
+
+def _sums(found: _Found) -> None:
+    """Take in what is added to a product that nothing else reads, or multiplied by."""
+    taken: set[Node] = set()
+    for node in found.nodes:
+        start = product_of(node)
+        if start is None or not dtypes.is_floating(node.dtype):
+            continue
+        passed: list[Node] = []
+        best, why = None, ""
+        for top, whole in _climb(found, node, start):
+            if top in taken:
+                break
+            passed.append(top)
+            if why := found.refusal_of(whole):
+                break
+            best = top, whole, len(passed)
+        if why:
+            found.note(node, f"what is added is left out: {why}")
+        if best is None:
+            continue
+        top, whole, n_passed = best
+        taken.update(passed[:n_passed])
+        found.put(top, whole.sources, _in_shape(made_of(whole), top.shape))
+        words = (*whole.parts, *(("a factor",) if whole.scale != 1 else ()))
+        found.note(top, f"takes in {' and '.join(words)}")
+
+
+def _in_shape(make: Callable[..., Node], shape: tuple[int, ...]) -> Callable[..., Node]:
+    return lambda *sources: ir.reshape(make(*sources), shape)
+
+
+def _climb(found: _Found, node: Node, whole: Product) -> Iterable[tuple[Node, Product]]:
+    """Give the sums that a product begins, each with what it takes in."""
+    n = whole.b.shape[-1] if whole.b.ndim > 1 else 0
+    top = node
+    while top not in found.roots and len(found.users[top]) == 1:
+        (user,) = found.users[top]
+        if user.op == "reshape":
+            top = user
+            continue
+        if user.op not in ("add", "multiply") or user.src[0] is user.src[1]:
+            return
+        other = user.src[user.src[0] is top]
+        value = value_of(other)
+        if user.op == "multiply":
+            if value is None or whole.parts or not np.isfinite(value):
+                return
+            whole = replace(whole, scale=whole.scale * float(value))
+        elif (bias := _row_of(other, n)) is not None:
+            if whole.bias is not None or not found.in_memory(bias):
+                return
+            whole = replace(whole, bias=bias)
+        else:
+            if whole.addend is not None or value is not None or not found.in_memory(other):
+                return
+            whole = replace(whole, addend=ir.reshape(other, whole.shape))
+        top = user
+        yield top, whole
+
+
+def _row_of(node: Node, n: int) -> Node | None:
+    """Return the vector of ``n`` that a node repeats for each row of a product."""
+    if node.op != "broadcast" or n < 2 or node.src[0].size != n:
+        return None
+    (x,) = node.src
+    k = next(i for i, size in enumerate(x.shape) if size > 1)
+    return ir.reshape(x, (n,)) if x.shape[k:] == node.shape[k:] else None
+
+
+# ----------------------------------------------------------------------------- activations
+
+
+_LINE = np.concatenate([np.linspace(-9, 9, 181), [0.0, 1e-3, -30.0, 30.0, np.nan]])
+_SCALE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
+
+
+def _relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0)
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(_SCALE * (x + _CUBIC * x**3)))
+
+
+def _gelu_slope(x: np.ndarray) -> np.ndarray:
+    t = np.tanh(_SCALE * (x + _CUBIC * x**3))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _SCALE * (1 + 3 * _CUBIC * x * x)
+
+
+def _relu_slope(y: np.ndarray) -> np.ndarray:
+    """Of the result of a ReLU, not of its argument."""
+    return np.where(y <= 0, 0.0, 1.0)
+
+
+def _near(got: np.ndarray, want: np.ndarray) -> bool:
+    return np.allclose(got, want, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+_MOST = 64  # operations between a product and what is made of it
+_OTHER = frozenset(("erf",))  # what none of the library's activations is made with
+
+
+def _leaves(nodes: Sequence[Node]) -> dict[Node, frozenset[Node]]:
+    """Return, for what is computed element by element, of which other nodes; at most of two."""
+    found: dict[Node, frozenset[Node]] = {}
+    for node in nodes:
+        if node.op not in ir.MAPS and node.op not in ("cast", "reshape"):
+            continue
+        of: frozenset[Node] = frozenset()
+        for s in node.src:
+            if value_of(s) is None:
+                of |= found.get(s) or {s}
+            if len(of) > 2:
+                break
+        if 0 < len(of) <= 2:
+            found[node] = of
+    return found
+
+
+def _value(node: Node, known: dict[Node, np.ndarray]) -> np.ndarray | None:
+    """Return what a node is in float64, given numbers for its leaves; None if that rounds it."""
+    order = ir.topological([node], known)[len(known) :]
+    if len(order) > 4 * _MOST:
+        return None
+    values: dict[Node, Any] = dict(known)
+    with np.errstate(all="ignore"):
+        for n in order:
+            number = value_of(n)
+            if number is not None:
+                values[n] = np.asarray(number, bool if n.dtype == bool else np.float64)
+            elif n.op in ("constant", "broadcast"):
+                continue
+            elif n.op in ("cast", "reshape"):
+                (x,) = n.src
+                if not (dtypes.is_floating(n.dtype) and dtypes.is_floating(x.dtype)):
+                    return None
+                if n.dtype.itemsize < x.dtype.itemsize and n is not node:
+                    return None
+                values[n] = values[x]
+            elif n.op in ir.MAPS and n.op not in _OTHER:
+                sources = [values[s] for s in n.src]
+                values[n] = _interpret.RULES[n.op](np, n, *sources)
+            else:
+                return None
+    return values[node]
+
+
+def _activations(found: _Found) -> None:
+    """Take in the ReLU or GELU of a product; GELU also where its argument is needed elsewhere."""
+    leaves = _leaves(found.nodes)
+    of_one: dict[Node, list[Node]] = {}
+    for node, of in leaves.items():
+        if len(of) == 1:
+            of_one.setdefault(*of, []).append(node)  # type: ignore[misc]
+    for base, cone in of_one.items():
+        whole = product_of(base)
+        if whole is None or not dtypes.is_floating(base.dtype):
+            continue
+        for y in cone[:_MOST]:
+            if y.dtype != base.dtype or y.op == "reshape":
+                continue
+            got = _value(y, {base: _LINE})
+            if got is None:
+                continue
+            kind = next((k for k, f in _KINDS.items() if _near(got, f(_LINE))), None)
+            if kind is None:
+                continue
+            why = _take_activation(found, base, whole, y, kind)
+            found.note(base, f"{kind} left out: {why}" if why else f"takes in {kind}")
+            break
+
+
+_KINDS = {"relu": _relu, "gelu": _gelu}
+
+
+def _take_activation(found: _Found, base: Node, whole: Product, y: Node, kind: str) -> str:
+    if kind == "gelu" and not dtypes.is_half(base.dtype):
+        return "the library's is right to 5e-6"
+    if not found.needs(base, [y]):
+        why = found.refusal_of(whole, kind)
+        if not why:
+            found.put(y, whole.sources, _in_shape(made_of(whole, kind), y.shape))
+        return why
+    if kind == "relu":
+        return "what it is of is needed elsewhere"
+    if whole.addend is not None or whole.scale != 1:
+        return "what it is of is needed elsewhere, and has more parts than a bias"
+    m, n = math.prod(whole.shape[:-1]), whole.shape[-1]
+    if whole.b.ndim != 2 or n % 8:
+        return f"rows of {n} elements, which is no multiple of 8"
+    a = ir.reshape(whole.a, (m, whole.a.shape[-1]))
+    if whole.bias is not None and not _is_contiguous(whole.bias, found.strides):
+        return "the bias has gaps"
+    why = found.refusal(a, whole.b, epilogue=kind, bias=whole.bias is not None, aux_ld=n)
+    if why:
+        return why
+    sources = (a, *whole.sources[1:])
+    results = [(base.dtype, (m, n))] * 2
+
+    options = {"epilogue": kind}
+    for i, node in enumerate((y, base)):
+        make = _item(product_and_sum, i, options, results)
+        found.put(node, sources, _in_shape(make, node.shape))
+    return ""
+
+
+def _item(
+    function: Callable, i: int, options: Mapping[str, Any], results: Sequence[tuple]
+) -> Callable[..., Node]:
+    """Return the function of its sources that makes a result of a call."""
+    pairs = tuple(sorted(options.items()))
+    return lambda *sources: ir.call(function, sources, pairs, results)[i]
+
+
+# ----------------------------------------------------------------------------- their gradients
+
+
+def _slopes(found: _Found) -> None:
+    """Take in the derivative that a product of the backward pass is multiplied by."""
+    leaves = _leaves(found.nodes)
+    done: set[Node] = set()
+    for d, of in leaves.items():
+        if len(of) != 2 or d.op == "reshape":
+            continue
+        for g, s in (tuple(of), tuple(of)[::-1]):
+            if g.op != "matmul" or g in done or g.ndim != 2 or d.dtype != g.dtype:
+                continue
+            kind = _kind_before(s)
+            if kind is None or s.size != g.size:
+                continue
+            line = _LINE if kind == "gelu" else np.abs(_LINE)
+            got = [_value(d, {g: np.full_like(line, at), s: line}) for at in (1.0, -2.5)]
+            slope = (_gelu_slope if kind == "gelu" else _relu_slope)(line)
+            if any(v is None for v in got):
+                continue
+            if not (_near(got[0], slope) and _near(got[1], -2.5 * slope)):  # type: ignore[arg-type]
+                continue
+            done.add(g)
+            why = _take_slope(found, g, s, d, kind)
+            found.note(g, f"d{kind} left out: {why}" if why else f"takes in d{kind}")
+
+
+def _kind_before(node: Node) -> str | None:
+    """Return the activation of which a node is the argument (GELU) or the result (ReLU)."""
+    if node.op != "item" or node.src[0].op != "call":
+        return None
+    function, options, _ = node.src[0].attrs
+    if function is product_and_sum:
+        return dict(options)["epilogue"] if node.attrs[0] == 1 else None
+    return "relu" if function is product and dict(options).get("epilogue") == "relu" else None
+
+
+_SMALL = 1 << 20  # elements of which a mask is not worth a kernel
+
+
+def _take_slope(found: _Found, g: Node, s: Node, d: Node, kind: str) -> str:
+    m, n = g.shape
+    if found.needs(g, [d]):
+        return "the product is needed elsewhere"
+    if kind == "relu" and (n % 128 or g.size < _SMALL):
+        return "rows of no multiple of 128 elements, or few of them"
+    sums = _column_sums(found, d)
+    options = {"epilogue": kind, "bias_grad": sums is not None}
+    a, b = g.src
+    why = found.refusal(a, b, epilogue=kind, aux_ld=n, gradient=True, bias_grad=sums is not None)
+    if why:
+        return why
+    results = [(d.dtype, (m, n))] + [(d.dtype, (n,))] * (sums is not None)
+
+    def with_aux(make: Callable[..., Node]) -> Callable[..., Node]:
+        def made(a: Node, b: Node, s: Node) -> Node:
+            s = ir.reshape(s, (m, n))
+            return make(a, b, _mask(s) if kind == "relu" else s)
+
+        return made
+
+    for i, node in enumerate((d, sums)):
+        if node is not None:
+            make = with_aux(_item(product_times_slope, i, options, results))
+            found.put(node, (a, b, s), _in_shape(make, node.shape))
+    return ""
+
+
+def _mask(y: Node) -> Node:
+    """Return one bit for each element that is above zero: the first in the lowest of a byte."""
+    m, n = y.shape
+    zero, nothing = ir.constant(0, y.dtype), ir.constant(0, np.uint8)
+    shape = (m, n // 8)
+    total = None
+    for i in range(8):
+        part = ir.slice_node(y, (0, i), (1, 8), shape)
+        test = ir.map_node("less_equal", part, ir.broadcast(zero, shape))
+        bit = ir.broadcast(ir.constant(1 << i, np.uint8), shape)
+        byte = ir.map_node("where", test, ir.broadcast(nothing, shape), bit)
+        total = byte if total is None else ir.map_node("bitwise_or", total, byte)
+    assert total is not None
+    return total
+
+
+def _column_sums(found: _Found, d: Node) -> Node | None:
+    """Return the node of the sums over the rows of a gradient, in its dtype."""
+    n = d.shape[-1]
+    stack, seen = [d], {d}
+    while stack:
+        node = stack.pop()
+        for user in found.users[node]:
+            if user.op == "reshape" or (user.op == "cast" and user.dtype == np.float32):
+                if user not in seen and user.dtype.itemsize >= node.dtype.itemsize:
+                    seen.add(user)
+                    stack.append(user)
+            elif user.op == "sum" and user.shape == (n,) and node.shape[-1] == n:
+                if user.attrs[0] != tuple(range(node.ndim - 1)) or user in found.made:
+                    continue
+                if user.dtype == d.dtype:
+                    return user
+                readers = found.users[user]
+                rounded = len(readers) == 1 and readers[0].op == "cast"
+                if rounded and readers[0].dtype == d.dtype and user not in found.roots:
+                    return readers[0]
+    return None
+
+
+def _bias_gradients(found: _Found) -> None:
+    """Let the product that gives a weight's gradient add up the rows of its operand too.
+
+    Where a kernel stores that operand, the kernel can do so itself.
+    """
+    for node in found.nodes:
+        if node.op != "matmul" or node.ndim != 2 or not dtypes.is_floating(node.dtype):
+            continue
+        left, x = node.src
+        if left.op != "permute" or left.src[0].ndim != 2 or node in found.made:
+            continue
+        (g,) = left.src
+        base = g
+        while base.op == "reshape":
+            (base,) = base.src
+        if base.op != "input" and (found.is_computed(base) or base.op in ir.VIEWS):
+            continue
+        sums = _column_sums(found, base) or _column_sums(found, g)
+        if sums is None or sums.shape != g.shape[1:] or found.reaches(x, sums):
+            continue
+        why = found.refusal(left, x, bias_grad=True)
+        found.note(node, f"bias gradient left out: {why}" if why else "gives a bias gradient too")
+        if why:
+            continue
+        results = [(node.dtype, node.shape), (sums.dtype, sums.shape)]
+        for i, place in enumerate((node, sums)):
+            found.put(place, (g, x), _item(product_and_sums, i, {}, results))
