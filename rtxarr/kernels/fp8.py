@@ -7,20 +7,22 @@ become its largest.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from rtxarr import _device
 from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr.kernels._dense import _address
 
 __all__ = ["LARGEST", "advance", "decode", "quantize"]
 
-_KINDS = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
-LARGEST = {name: float(ml_dtypes.finfo(kind).max) for name, kind in _KINDS.items()}
+KINDS = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+LARGEST = {name: float(ml_dtypes.finfo(kind).max) for name, kind in KINDS.items()}
 
-TILE = 32  # rows and columns of the part of a matrix that a block of threads takes
-_ROWS = 8  # threads of a block along the rows
+TILE = 128  # rows and columns of the part of a matrix that a block of threads takes
 
 
 def quantize(x: Any, scale: Any, kind: str, amax: Any, *, turned: bool = False) -> Any:
@@ -43,21 +45,37 @@ def quantize(x: Any, scale: Any, kind: str, amax: Any, *, turned: bool = False) 
     xp = namespace(x, scale, amax)
     if not runs_kernels(x):
         return _on_host(x, scale, kind, amax, turned)
+    from rtxarr.kernels._fp8_cuda import THREADS
     from rtxarr.kernels._fp8_cuda import quantize as kernel
 
     m, n = x.shape
     codes = xp.empty((m, n), dtype=xp.uint8)
     # An array must not be passed twice: the simulator works on copies.
-    transposed = xp.empty((n, m) if turned else (1,), dtype=xp.uint8)
+    transposed = xp.empty((n, m) if turned else (4,), dtype=xp.uint8)
+    if not turned and x.size % (4 * TILE) == 0:
+        m, n = x.size // TILE, TILE  # the same in memory, in whole parts
+    wide = m % 4 == 0 and n % 8 == 0 and _address(x) % 16 == 0
     across = -(-n // TILE)
-    arrays = (xp.reshape(x, (-1,)), scale, codes.reshape(-1), transposed.reshape(-1))
+    flat = codes.reshape(-1), transposed.reshape(-1)
+    if wide:
+        flat = flat[0].view(np.uint64), flat[1].view(np.uint32)
     launch(
-        kernel(x.dtype, kind, turned),
+        kernel(x.dtype, kind, turned, wide, _converts(x)),
         across * -(-m // TILE),
-        (*arrays, amax.view(np.int32), m, n, across),
-        block=(TILE, _ROWS),
+        (xp.reshape(x, (-1,)), scale, *flat, amax.view(np.int32), m, n, across),
+        block=THREADS,
     )
     return (codes, transposed) if turned else codes
+
+
+def _converts(x):
+    """Tell whether the GPU has instructions that round to 8 bits."""
+    return _device._SIMULATING or _capability(x.data.device_id) >= 89
+
+
+@functools.cache
+def _capability(device_id):
+    return int(_device.cupy.cuda.Device(device_id).compute_capability)
 
 
 def _on_host(x, scale, kind, amax, turned):
@@ -70,14 +88,14 @@ def _on_host(x, scale, kind, amax, turned):
         scaled = wide * (np.float32(1) / scale[0])
         limited = np.clip(scaled, -LARGEST[kind], LARGEST[kind])
     limited[~np.isfinite(scaled)] = np.nan
-    codes = limited.astype(_KINDS[kind]).view(np.uint8)
+    codes = limited.astype(KINDS[kind]).view(np.uint8)
     return (codes, np.ascontiguousarray(codes.T)) if turned else codes
 
 
 def decode(codes: Any, kind: str) -> Any:
     """Give the values of codes as float32."""
     xp = namespace(codes)
-    table = np.arange(256, dtype=np.uint8).view(_KINDS[kind]).astype(np.float32)
+    table = np.arange(256, dtype=np.uint8).view(KINDS[kind]).astype(np.float32)
     return xp.take(xp.asarray(table), xp.astype(codes, xp.int64).reshape(-1)).reshape(codes.shape)
 
 

@@ -51,6 +51,15 @@ def test_the_host_rounds_as_ml_dtypes(kind):
     check("cpu", x[:, ::-7], kind, scale=0.5)
 
 
+@pytest.fixture(params=[True, False], ids=["converts", "computes"])
+def converts(request, monkeypatch, place):
+    """Round by the GPU's instruction, or without it."""
+    if request.param and place != "cpu" and int(_device.cupy.cuda.Device().compute_capability) < 89:
+        pytest.skip("needs a GPU of compute capability 8.9")
+    monkeypatch.setattr(fp8, "_converts", lambda x: request.param)
+
+
+@pytest.mark.usefixtures("converts")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_value_and_tie_rounds_to_the_nearest_even(place, kind):
     values = all_float16()
@@ -65,23 +74,53 @@ def test_every_value_and_tie_rounds_to_the_nearest_even(place, kind):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_shapes_dtypes_and_scales(place, dtype, turned):
-    shapes = [(1, 1), (3, 40), (33, 5)]
+    # Whole parts of a tile or not, one tile or more; (8, 64) lies there as (4, 128), too.
+    shapes = [(1, 1), (3, 40), (33, 5), (8, 64), (132, 16), (4, 136)]
     if place != "cpu":
-        shapes += [(1000, 1), (777, 1025), (4096, 4096), (70_000, 64)]
+        shapes += [(1000, 1), (777, 1025), (4096, 4096), (70_000, 64), (1008, 1040), (3, 8192)]
     rng = np.random.default_rng(0)
     for shape in shapes:
         x = (rng.standard_normal(shape) * 30).astype(getattr(ml_dtypes, dtype, dtype))
         check(place, x, "e4m3", scale=0.25, turned=turned)
 
 
-def test_what_is_not_finite_becomes_nan_and_does_not_count(place):
-    x = np.float32([[1.0, np.inf, -np.inf, np.nan, -3.0, 1e30]])
+@pytest.mark.usefixtures("converts")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_finite_becomes_nan_and_does_not_count(place, kind):
+    row = np.float32([1.0, np.inf, -np.inf, np.nan, -3.0, 1e30, -1e30, 0.0])
+    largest = fp8.LARGEST[kind]
+    for x in (row[None], np.tile(row, (4, 1))):
+        amax = on(place, np.float32([0]))
+        found = fp8.quantize(on(place, x), on(place, np.float32([1])), kind, amax, turned=True)
+        for codes in (found[0], found[1].T):
+            values = host(fp8.decode(codes, kind))
+            assert np.isnan(values[:, 1:4]).all()
+            want = np.float32([1, -3, largest, -largest, 0])
+            assert_close(values[:, [0, 4, 5, 6, 7]], np.resize(want, (len(x), 5)), exact=True)
+        assert host(amax)[0] == np.float32(1e30)
+
+
+def test_memory_that_begins_between_multiples_of_16_bytes(place):
+    x = np.arange(64 * 8 + 1, dtype="float16")
+    array = on(place, x)[1:].reshape(64, 8)
     amax = on(place, np.float32([0]))
-    codes = fp8.quantize(on(place, x), on(place, np.float32([1])), "e4m3", amax)
-    values = host(fp8.decode(codes, "e4m3"))[0]
-    assert np.isnan(values[1:4]).all()
-    assert_close(values[[0, 4, 5]], np.float32([1, -3, 448]), exact=True)
-    assert host(amax)[0] == np.float32(1e30)
+    codes, turned = fp8.quantize(array, on(place, np.float32([2])), "e4m3", amax, turned=True)
+    want = expected(x[1:].reshape(64, 8), 2, "e4m3")
+    assert_close(host(fp8.decode(codes, "e4m3")), want, exact=True)
+    assert_close(host(fp8.decode(turned, "e4m3")), want.T, exact=True)
+
+
+@pytest.mark.gpu
+def test_large_matrices_repeat_to_the_bit():
+    """On a GPU alone: many blocks, and sizes found in any order."""
+    rng = _device.cupy.random.default_rng(0)
+    x = rng.standard_normal((8192, 8192), dtype="float32").astype(ml_dtypes.bfloat16)
+    scale, amax = (on("cuda:0", np.float32([value])) for value in (0.01, 0))
+    codes, turned = fp8.quantize(x, scale, "e4m3", amax, turned=True)
+    assert bool((turned == codes.T).all())
+    assert float(amax[0]) == float(abs(x.astype("float32")).max())
+    again = fp8.quantize(x, scale, "e4m3", amax)
+    assert bool((codes == again).all())
 
 
 def test_an_empty_matrix_has_no_codes():

@@ -335,14 +335,20 @@ def scan_cases():
 def fp8_cases():
     from rtxarr.kernels._fp8_cuda import advance, quantize
 
-    single, codes = ("float32", 1, "C"), ("uint8", 1, "C")
-    for name in ("float32", "float16", "bfloat16"):
-        for kind in ("e4m3", "e5m2"):
-            for turned in (False, True):
-                signature = ((name, 1, "C"), single, codes, codes, ("int32", 1, "C"))
-                signature += ("int64",) * 3
-                title = f"{kind}-{name}{'-turned' * turned}"
-                yield title, quantize(dtype_of(name), kind, turned), signature
+    single = ("float32", 1, "C")
+    rest = (("int32", 1, "C"), *("int64",) * 3)
+    # Each of the three devices that a kernel is compiled for gets some of these.
+    for name, converts, wide, turned, kind in itertools.product(
+        ("float32", "float16", "bfloat16"),
+        (False, True),
+        (True, False),
+        (False, True),
+        ("e4m3", "e5m2"),
+    ):
+        words = [(word, 1, "C") for word in (("uint64", "uint32") if wide else ("uint8",) * 2)]
+        signature = ((name, 1, "C"), single, *words, *rest)
+        parts = [f"{kind}-{name}", *["wide"] * wide, *["turned"] * turned, *["sm_89"] * converts]
+        yield "-".join(parts), quantize(dtype_of(name), kind, turned, wide, converts), signature
     yield "advance", advance(), ((single,) * 3 + ("float32",) * 3 + ("int64",))
 
 
@@ -617,6 +623,8 @@ def test_kernels_compile_and_assemble(module, cc):
     # Variants of a kernel differ little between devices: each on one.
     start, every = {(9, 0): (0, 2), (8, 0): (1, 4), (10, 0): (3, 4)}[cc]
     for title, kernel, signature in itertools.islice(CASES[module](), start, None, every):
+        if title.endswith("sm_89") and cc < (8, 9):
+            continue
         entry, ptx = _compile.compile_ptx(kernel, signature, cc)
         header = ptx[ptx.index(f".entry {entry}(") :].split(")", 1)[0]
         assert re.findall(r"\.param \.(\w+)", header) == parameter_types(signature), title
