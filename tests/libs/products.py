@@ -177,7 +177,9 @@ def relu_case(array, dtype):
 LAYERS = [(16, 8, 32), (33, 65, 17), (5, 1, 3), (2, 130, 8), (64, 256, 128), (1, 24, 16)]
 
 
-def fp8_case(rng, array, shape, formats, by_row, dtype, biased, contiguous=True):
+def fp8_case(
+    rng, array, shape, formats, by_row, dtype, biased, contiguous=True, epilogue=None, fast=False
+):
     m, n, k = shape
     a8, b8 = (
         rng.standard_normal(s).astype(np.float32).astype(FP8[name])
@@ -193,8 +195,9 @@ def fp8_case(rng, array, shape, formats, by_row, dtype, biased, contiguous=True)
     got = blas.matmul_fp8(
         array(a8.view(np.uint8)), b, formats=formats, scale_a=array(scales[0]),
         scale_b=array(scales[1]), dtype=dtype, bias=None if bias is None else array(bias),
+        epilogue=epilogue, fast=fast,
     )  # fmt: skip
-    want = a64 @ b64 + (0 if bias is None else bias.astype(np.float64))
+    want = EPILOGUES[epilogue](a64 @ b64 + (0 if bias is None else bias.astype(np.float64)))
     # The tensor cores add fp8 products with some 14 bits, aligned to the largest of them, before
     # the sum goes on in float32: much coarser than what float32 alone would give.
     scale = np.abs(a64) @ np.abs(b64)

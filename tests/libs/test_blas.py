@@ -83,6 +83,14 @@ def test_fp8(fake, formats, by_row):
     assert kinds == ({0} if formats == ("e5m2", "e5m2") else kinds - {0})
 
 
+@pytest.mark.parametrize("epilogue", ["relu", "gelu"])
+def test_fp8_with_epilogues(fake, epilogue):
+    rng, kinds = np.random.default_rng(3), ("e4m3", "e4m3")
+    for array, biased in itertools.product((np.asarray, fake.array), (True, False)):
+        fp8_case(rng, array, (33, 32, 48), kinds, False, "bfloat16", biased, epilogue=epilogue)
+    assert len(fake.calls) == 2
+
+
 def test_fp8_takes_what_the_library_does_not(fake):
     fp8_case(np.random.default_rng(2), fake.array, (8, 9, 20), ("e4m3",) * 2, True, "float16", True)
     assert [layouts[0][-4] for _, *layouts in fake.calls] == [0]  # in float32
@@ -465,6 +473,9 @@ def test_gpu_fp8(cupy, formats, by_row):
     for shape in ((16, 16, 16), (33, 32, 48), (128, 256, 512), (8, 9, 20)):
         for dtype, biased in (("bfloat16", True), ("bfloat16", False), ("float32", False)):
             fp8_case(rng, cupy.asarray, shape, formats, by_row, dtype, biased)
+        for epilogue in ("relu", "gelu"):
+            options = {"epilogue": epilogue, "fast": shape[0] == 128}
+            fp8_case(rng, cupy.asarray, shape, formats, by_row, "bfloat16", True, **options)
     fp8_case(rng, cupy.asarray, (64, 32, 48), formats, by_row, "float16", False, contiguous=False)
     if not by_row:  # with a scale a row, some devices refuse some results
         reasons = set(blas.status().refused - before)
