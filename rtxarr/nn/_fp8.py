@@ -1,25 +1,62 @@
 """Linear layers whose matrix products take 8-bit floating-point numbers, scaled by their past."""
 
 import math
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rtxarr import ops
 from rtxarr._device import Device, device_of, is_device_array, namespace
+from rtxarr._replay import moment
 from rtxarr.autograd import custom_op as differentiable
 from rtxarr.autograd import is_recomputing, is_recording
 from rtxarr.autograd._autocast import active_dtype
-from rtxarr.autograd._tape import raw
+from rtxarr.autograd._tape import Tensor, raw, store_of
 from rtxarr.kernels import fp8
 from rtxarr.libs.blas import matmul_fp8
 from rtxarr.nn._linear import Linear
 from rtxarr.nn._parameter import Buffer, replace_data
 from rtxarr.ops._check import check_floating
+from rtxarr.ops._linear import _column_sums
 
 _X, _WEIGHT, _GRAD = range(3)  # what has a scale of its own
 _KINDS = ("e4m3", "e4m3", "e5m2")
+
+
+class _Rounded:
+    """The codes of a weight, what they were made of, and their scale.
+
+    Attributes
+    ----------
+    codes : array of uint8, shape (out_features, in_features)
+    turned : array of uint8, shape (in_features, out_features), or None
+        The transpose, for the gradient of the input.
+    scale : array of float32, shape (1,)
+    origin : tuple
+    """
+
+    __slots__ = ("__weakref__", "codes", "origin", "scale", "turned")
+
+    def __init__(self, codes, turned, scale, origin):
+        self.codes, self.turned, self.scale, self.origin = codes, turned, scale, origin
+
+
+class _Kept:
+    """Where a layer finds the codes of its weight again; a copy of the layer finds none."""
+
+    def __init__(self):
+        self.find: Callable[[], _Rounded | None] = lambda: None
+
+    def __reduce__(self):
+        return _Kept, ()
+
+
+class _Scaled(NamedTuple):
+    """Codes of the transpose of the rows of the input (or None), and their scale."""
+
+    turned: Any
+    scale: Any
 
 
 def _rows(x):
@@ -27,31 +64,30 @@ def _rows(x):
 
 
 @differentiable(precision="any")
-def fp8_linear(x, weight, bias, codes, turned, scales, layer, /, *, dtype):
+def fp8_linear(x, weight, bias, codes, of_x, of_weight, grad_scale, round_grad, /, *, dtype):
     """Multiply the codes of ``x`` and ``weight``; the arrays themselves only say what to return.
 
     Parameters
     ----------
     x, weight, bias : array, as in :func:`rtxarr.linear`
-    codes : tuple of array of uint8
-        Of the rows of ``x`` and of the weight.
-    turned : tuple of array of uint8
-        Of their transposes, for the gradients.
-    scales : array of float32, shape (3, 4)
-    layer : Fp8Linear
-        What rounds the gradient.
+    codes : array of uint8
+        Of the rows of ``x``.
+    of_x : _Scaled
+    of_weight : _Rounded
+    grad_scale : array of float32, shape (1,)
+    round_grad : callable
+        ``round_grad(g, grad_scale, turned=...)`` gives the codes of the gradient.
     dtype : dtype
         Of the result.
     """
-    a, b = codes
     # The library adds a bias of the result's dtype, if that is a half one.
     inside = bias is not None and dtype != np.float32
     out = matmul_fp8(
-        a,
-        b.T,
+        codes,
+        of_weight.codes.T,
         formats=_KINDS[:2],
-        scale_a=scales[_X, :1],
-        scale_b=scales[_WEIGHT, :1],
+        scale_a=of_x.scale,
+        scale_b=of_weight.scale,
         dtype=dtype,
         bias=bias.astype(dtype, copy=False) if inside else None,
     )
@@ -61,34 +97,28 @@ def fp8_linear(x, weight, bias, codes, turned, scales, layer, /, *, dtype):
 
 
 @fp8_linear.defvjp
-def _fp8_linear_rule(g, x_shape, x_dtype, weight_dtype, turned, scales, layer, needs):
+def _fp8_linear_rule(
+    g, x_shape, x_dtype, weight_dtype, of_x, of_weight, grad_scale, round_grad, needs
+):
     if is_recording():
         raise TypeError(
             "fp8 layers can be differentiated once: rounding to 8 bits has no second derivative"
         )
-    of_x = of_weight = of_bias = None
-    codes, codes_turned = layer.quantize(_GRAD, _rows(g), scales, turned=True)
-    kinds = (_KINDS[_GRAD], "e4m3")
-    scale = scales[_GRAD, :1]
+    grads: list = [None] * 8
+    g = _rows(g)
+    codes, turned = round_grad(g, grad_scale, turned=needs[1])
+    options = {"formats": (_KINDS[_GRAD], "e4m3"), "scale_a": grad_scale}
     if needs[0]:
         dtype = np.float32 if x_dtype == np.float64 else x_dtype
-        b = turned[_WEIGHT].T
-        of_x = matmul_fp8(
-            codes, b, formats=kinds, scale_a=scale, scale_b=scales[_WEIGHT, :1], dtype=dtype
-        ).reshape(x_shape)
+        b = of_weight.turned.T
+        grads[0] = matmul_fp8(codes, b, scale_b=of_weight.scale, dtype=dtype, **options)
+        grads[0] = grads[0].reshape(x_shape)
     if needs[1]:
-        b = turned[_X].T
-        of_weight = matmul_fp8(
-            codes_turned,
-            b,
-            formats=kinds,
-            scale_a=scale,
-            scale_b=scales[_X, :1],
-            dtype=weight_dtype,
-        )
+        b = of_x.turned.T
+        grads[1] = matmul_fp8(turned, b, scale_b=of_x.scale, dtype=weight_dtype, **options)
     if needs[2]:
-        of_bias = ops.sum(ops.astype(_rows(g), "float32", copy=False), axis=0)
-    return of_x, of_weight, of_bias, None, None, None, None
+        grads[2] = _column_sums(g)
+    return grads
 
 
 class Fp8Linear(Linear):
@@ -126,10 +156,18 @@ class Fp8Linear(Linear):
 
     Notes
     -----
+    The recipe: a scale is the largest size that the tensor had in the last ``n_steps`` calls in
+    training mode, times ``margin``, over the largest number of its format (448 for e4m3, 57344 for
+    e5m2); the size is found while the tensor is rounded, and counts from the next call on. Input,
+    weight and gradient are read once each, for their codes and those of their transposes, which the
+    gradients' products need. The weight is rounded once for all calls that one backward pass goes
+    through, and for good in evaluation mode, where the scales stay what they are; a captured step
+    rounds it each time. All products add in float32.
+
     The result has the dtype of the input (float32 for float64), or that of
-    :class:`rtxarr.autocast`. In evaluation mode the scales stay what they are. The first step reads
-    the state on the host. Runs on NumPy and CuPy arrays; on a GPU before compute
-    capability 8.9, and on the CPU, the codes are multiplied in float32, with the same rounding.
+    :class:`rtxarr.autocast`. The first step reads the state on the host. Runs on NumPy and CuPy
+    arrays; on a GPU before compute capability 8.9, and on the CPU, the codes are multiplied in
+    float32, with the same rounding.
 
     References
     ----------
@@ -179,6 +217,7 @@ class Fp8Linear(Linear):
         self.scales = Buffer(np.zeros((3, 4), np.float32), device=place)
         self._limits = tuple(fp8.LARGEST[kind] / margin for kind in _KINDS)
         self._unsure = {_X, _WEIGHT, _GRAD}  # those that may have no scale yet
+        self._kept = _Kept()
 
     def forward(self, x):
         check_floating(x=x)
@@ -187,32 +226,77 @@ class Fp8Linear(Linear):
         if x.ndim < 1 or x.shape[-1] != self.in_features:
             raise ValueError(f"x must have shape (..., {self.in_features}), got {x.shape}")
         self._stay_single()
+        recorded = is_recording()
+        for_x = recorded and isinstance(x, Tensor) and x.requires_grad
+        for_weight = recorded and self.weight.requires_grad
         if self.training and not is_recomputing():
             fp8.advance(self.amax_history.data, self.amax.data, self.scales.data, self._limits)
-        arrays = _rows(raw(x)), self.weight.data
-        for place, array in enumerate(arrays):
-            self._see(place, array)
+        rows = _rows(raw(x))
+        self._see(_X, rows)
+        self._see(_WEIGHT, self.weight.data)
         scales = self.scales.data.copy()  # those of this call, for its backward pass
-        turn = is_recording()
-        found = [self.quantize(i, array, scales, turned=turn) for i, array in enumerate(arrays)]
-        codes, turned = zip(*found, strict=True) if turn else (tuple(found), None)
+        of_x, of_weight, of_grad = (scales[i, :1] for i in range(3))
+        codes, turned = self._round(_X, rows, of_x, turned=for_weight)
         dtype = active_dtype() or raw(x).dtype
         dtype = np.dtype("float32") if dtype == np.float64 else dtype
-        return fp8_linear(x, self.weight, self.bias, codes, turned, scales, self, dtype=dtype)
+        return fp8_linear(
+            x,
+            self.weight,
+            self.bias,
+            codes,
+            _Scaled(turned, of_x),
+            self._round_weight(of_weight, turned=for_x),
+            of_grad,
+            self._round_first_gradient if _GRAD in self._unsure else self._round_gradient,
+            dtype=dtype,
+        )
 
-    def quantize(self, place: int, array: Any, scales: Any, *, turned: bool) -> Any:
-        """Give the codes of a matrix, and note its largest size."""
-        if place == _GRAD:
-            self._see(_GRAD, array, scales)
+    def _round(self, place, array, scale, *, turned):
+        """Give the codes of a matrix, and of its transpose or None; note its largest size."""
         xp = namespace(array)
         array = xp.asarray(array, dtype=np.float32) if array.dtype == np.float64 else array
         amax = self.amax.data[place, :1]
-        if not self.training:
+        if not self.training or is_recomputing():
             amax = xp.zeros_like(amax)
         array = array if array.flags.c_contiguous else array.copy(order="C")
-        return fp8.quantize(array, scales[place, :1], _KINDS[place], amax, turned=turned)
+        codes = fp8.quantize(array, scale, _KINDS[place], amax, turned=turned)
+        return codes if turned else (codes, None)
 
-    def _see(self, place, array, scales=None):
+    def _round_weight(self, scale, *, turned):
+        """Give the codes of the weight: those of an earlier call while nothing has changed.
+
+        In training they live as long as a graph that needs them, so that a captured step and an
+        eager one make new ones at the same time; in evaluation, until something changes.
+        """
+        now = moment()
+        counts = store_of(self.weight)[0], store_of(self.scales)[0], self.training
+        weight = self.weight.data
+        known = self._kept.find()
+        if (
+            known is not None
+            and known.origin[0] is weight
+            and known.origin[1:] == (counts, now)
+            and (known.turned is not None or not turned)
+        ):
+            return known
+        found = _Rounded(
+            *self._round(_WEIGHT, weight, scale, turned=turned), scale, (weight, counts, now)
+        )
+        # What a graph is recorded with belongs to it.
+        lasting = not self.training and now[0] is None
+        self._kept.find = (lambda: found) if lasting else weakref.ref(found)
+        return found
+
+    def _round_gradient(self, g, scale, *, turned):
+        return self._round(_GRAD, g, scale, turned=turned)
+
+    def _round_first_gradient(self, g, scale, *, turned):
+        """Round the gradient of a call from a time when it may have had no scale yet."""
+        self._see(_GRAD, g)
+        scale[...] = namespace(scale).where(scale > 0, scale, self.scales.data[_GRAD, :1])
+        return self._round(_GRAD, g, scale, turned=turned)
+
+    def _see(self, place, array):
         """Make the scale of a tensor that has no past from the tensor itself.
 
         The host looks once whether there is a past: a state may have been loaded.
@@ -226,8 +310,6 @@ class Fp8Linear(Linear):
         size = float(sizes.max()) if sizes.size else 0.0
         scale = size / self._limits[place] if 0 < size < math.inf else 1.0
         self.scales.data[place, 0] = scale
-        if scales is not None:
-            scales[place, 0] = scale
 
     def _stay_single(self):
         """Undo what ``astype`` of a whole model does to the state."""

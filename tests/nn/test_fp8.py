@@ -1,5 +1,8 @@
 """Fp8Linear: what it computes, how its scales follow the past, and that it trains."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -125,6 +128,81 @@ def test_evaluation_changes_nothing():
     assert_close(layer(made(16, 32, seed=2) * 3).data, first.data, exact=True)
     for name, x in layer.state_dict().items():
         assert_close(x, before[name], exact=True)
+
+
+@pytest.fixture
+def rounded_weights(monkeypatch):
+    """Give the list of the weights that are rounded, and whether their transposes are."""
+    found = []
+    quantize = fp8.quantize
+
+    def noted(x, scale, kind, amax, *, turned):
+        if x.shape == (16, 32):
+            found.append((x, turned))
+        return quantize(x, scale, kind, amax, turned=turned)
+
+    monkeypatch.setattr(fp8, "quantize", noted)
+    return found
+
+
+def test_a_weight_is_rounded_once_a_step(rounded_weights):
+    layer, x = layer_of(), rx.Tensor(made(48, 32), requires_grad=True)
+    for n_done in range(3):
+        first, second = layer(x), layer(x)
+        assert len(rounded_weights) == n_done + 1
+        assert_close(first.data, second.data, rtol=0.2)
+        (rx.sum(first) + rx.sum(second)).backward()
+    del first, second
+    layer(x)
+    layer.weight.assign(layer.weight.data * 2)
+    y = layer(x)  # while the graph of the call before is gone
+    again = layer(x)
+    layer.weight.assign(layer.weight.data * 2)
+    layer(x)
+    assert len(rounded_weights) == 6
+    assert y.shape == again.shape
+
+
+def test_a_weight_is_rounded_once_for_good_in_evaluation(rounded_weights):
+    layer, x = layer_of(), made(48, 32)
+    layer(x)
+    layer.eval()
+    first = layer(x).data
+    rounded_weights.clear()
+    assert_close(layer(x).data, first, exact=True)
+    assert not rounded_weights
+    layer.load_state_dict(layer.state_dict())
+    assert_close(layer(x).data, first, exact=True)
+    assert len(rounded_weights) == 1
+    layer.weight.assign(layer.weight.data * 0.5)
+    assert not np.array_equal(layer(x).data, first)
+    layer.train()(x)
+    layer.eval()(x)
+    assert len(rounded_weights) == 4
+
+
+def test_transposes_are_made_where_a_gradient_needs_them(rounded_weights):
+    layer, x = layer_of(), made(48, 32)
+    layer(x)  # no gradient of the input
+    y = layer(rx.Tensor(x, requires_grad=True))
+    with rx.no_grad():
+        layer(rx.Tensor(x, requires_grad=True))
+    del y
+    with rx.no_grad():
+        layer(rx.Tensor(x, requires_grad=True))
+    assert [turned for _, turned in rounded_weights] == [False, True, False]
+
+
+def test_a_copy_of_a_layer_has_its_own_weight():
+    layer = layer_of()
+    layer(made(16, 32))
+    layer.eval()
+    want = layer(made(16, 32)).data
+    for again in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert_close(again(made(16, 32)).data, want, exact=True)
+        again.weight.assign(again.weight.data * 2)
+        assert not np.array_equal(again(made(16, 32)).data, want)
+    assert_close(layer(made(16, 32)).data, want, exact=True)
 
 
 def steps(layer, optimizer, n, first=0):
