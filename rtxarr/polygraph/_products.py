@@ -182,8 +182,10 @@ class _Found:
 
     def in_memory(self, node: Node) -> bool:
         """Tell whether a node is stored in any case."""
-        while node.op == "reshape":
+        while node.op == "reshape" and node not in self.made:
             (node,) = node.src
+        if node in self.made:
+            return True
         if node.op == "input":
             return node.attrs[0] not in self.graph.scalars
         if node in self.roots or not (self.is_computed(node) or node.op in ir.VIEWS):
