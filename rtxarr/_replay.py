@@ -17,7 +17,16 @@ import numpy as np
 
 from rtxarr import _device
 
-__all__ = ["Recorder", "from_host", "moment", "on_failure", "on_replay", "recorder"]
+__all__ = [
+    "OncePerStep",
+    "Recorder",
+    "from_host",
+    "moment",
+    "on_failure",
+    "on_replay",
+    "once",
+    "recorder",
+]
 
 _BLOCK_BYTES = 1 << 16  # copies up to this size are staged at once, so the host may go on
 _ALIGNMENT = 16
@@ -87,8 +96,21 @@ def from_host(make: Callable[[], np.ndarray]) -> Any:
 
 def on_replay(function: Callable[[], None]) -> None:
     """Call ``function`` before each replay of the step being captured; nothing when none is."""
+    once("the host counts or changes something")
     if _thread.recorder is not None:
         _thread.recorder.updates.append(function)
+
+
+class OncePerStep(RuntimeError):
+    """What the host does once for each step stands in a branch or loop that the GPU decides."""
+
+
+def once(what: str) -> None:
+    """Refuse ``what`` where the step being captured may do it another number of times."""
+    if _thread.recorder is not None and _thread.recorder.depth:
+        raise OncePerStep(
+            f"{what} in a branch or loop whose test is on the GPU: the host cannot know how often"
+        )
 
 
 def on_failure(undo: Callable[[], None]) -> None:
@@ -143,11 +165,18 @@ class Recorder:
         To be called before each replay, in order.
     undo : list of callable
         To be called, in reverse, if the capture fails.
+    bodies : list
+        The graphs of branches and loops that were recorded.
+    depth : int
+        How many of them what is being recorded is inside of.
     """
 
     def __init__(self) -> None:
         self.updates: list[Callable[[], None]] = []
         self.undo: list[Callable[[], None]] = []
+        self.bodies: list[Any] = []
+        self.depth = 0
+        self._streams: list[Any] = []
         self._blocks: list[_Block] = []
         # From outside the graph's pool, which is not in use yet: a replay must not write over it.
         self._blocks.append(_Block(_BLOCK_BYTES))
@@ -179,6 +208,22 @@ class Recorder:
 
         self.updates.append(update)
         return block.device[part].view(values.dtype).reshape(values.shape)
+
+    @contextlib.contextmanager
+    def inside(self, graph: Any) -> Iterator[Any]:
+        """Note that what is recorded in the ``with`` block is ``graph``; give a stream for it.
+
+        One for each depth: what a body frees is then not used for what lies around it, which a
+        loop's next round may still read.
+        """
+        self.bodies.append(graph)
+        if self.depth == len(self._streams):
+            self._streams.append(_device.cupy.cuda.Stream(non_blocking=True))
+        self.depth += 1
+        try:
+            yield self._streams[self.depth - 1]
+        finally:
+            self.depth -= 1
 
     def fail(self) -> None:
         """Undo what the host did in a capture that came to nothing."""

@@ -207,6 +207,7 @@ class Generator:
 
     def _reserve_in_memory(self, kind: str, n: int) -> Any:
         """Do the same in each replay of the step being captured; return the place on the GPU."""
+        _replay.once("draws random numbers")
         with _lock:
             self._log()
         follow = self._follower()

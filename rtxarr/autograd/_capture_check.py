@@ -69,7 +69,8 @@ class Watch:
     def check(self, graph: Any, recorder: Any) -> Callable[[Any], bool]:
         """Give what tells whether a graph (CuPy's) uses the memory of an array.
 
-        Tables of addresses that its kernels read are in the memory of ``recorder``.
+        Tables of addresses that its kernels read are in the memory of ``recorder``, which also
+        knows the graphs of its branches and loops.
 
         Raises
         ------
@@ -78,6 +79,8 @@ class Watch:
         """
         used: list[tuple[int | None, Any]] = [(None, words) for words in recorder.words()]
         used += enumerate(_addresses(graph.graph))
+        for body in recorder.bodies:
+            used += [(None, words) for words in _addresses(body)]
         self._refuse_freed(used)
         known = np.unique(np.concatenate([words for _, words in used])) if used else np.empty(0)
 
@@ -126,10 +129,10 @@ def _call(function: Any, *args: Any) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-def _addresses(graph: int) -> Iterator[np.ndarray]:
+def _addresses(graph: Any) -> Iterator[np.ndarray]:
     """Yield, for each node of a graph as they were made, the 8-byte words of its parameters."""
     driver = _device.driver
-    handle = driver.CUgraph(graph)
+    handle = driver.CUgraph(int(graph))
     _, count = _call(driver.cuGraphGetNodes, handle, 0)
     nodes, _ = _call(driver.cuGraphGetNodes, handle, count)
     kinds = driver.CUgraphNodeType

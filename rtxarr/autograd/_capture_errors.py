@@ -4,6 +4,8 @@ import linecache
 import traceback
 from typing import Any
 
+from rtxarr._replay import OncePerStep
+
 __all__ = ["CaptureError", "Unsettled", "explained", "name_of"]
 
 
@@ -25,6 +27,8 @@ def explained(error: BaseException, step: Any) -> BaseException:
     if isinstance(error, CaptureError):
         return error
     text = str(error)
+    if isinstance(error, OncePerStep):
+        return CaptureError(f"{name_of(step)} cannot be captured: {_line(error)} {text}")
     reads = any(words in text for words in _CAPTURING)
     if not reads and not type(error).__module__.startswith(("cupy", "cuda.")):
         return error

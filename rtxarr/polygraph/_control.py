@@ -13,6 +13,8 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._override import tracing
+from rtxarr.autograd import _conditional
+from rtxarr.autograd._mode import is_recording
 from rtxarr.autograd._tape import Tensor, make_tensor, raw
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir as ir
@@ -55,6 +57,8 @@ def cond(pred: Any, then: Callable, otherwise: Callable, *operands: Any) -> Any:
     """
     test = raw(pred)
     if not isinstance(test, Tracer):
+        if _conditional.decides(test):
+            return _recorded_branch(test, then, otherwise, operands)
         return then(*operands) if bool(test) else otherwise(*operands)
     leaves, structure = flatten(operands)
     if any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
@@ -94,10 +98,8 @@ def _with_numbers(function, operands):
 def _select(test, then, otherwise, operands):
     from rtxarr.ops import where
 
-    with current().inside(object()):
-        ours, structure = flatten(then(*operands))
-    with current().inside(object()):
-        theirs, other = flatten(otherwise(*operands))
+    ours, structure = flatten(_apart(then, operands))
+    theirs, other = flatten(_apart(otherwise, operands))
     if structure != other:
         raise TypeError("then and otherwise must give the same structure")
     made = [where(test, x, y) for x, y in zip(ours, theirs, strict=True)]
@@ -106,6 +108,14 @@ def _select(test, then, otherwise, operands):
         if all(isinstance(x, Tracer) and x.is_scalar for x in both):
             out._cell.is_scalar = True
     return unflatten(structure, made)
+
+
+def _apart(function, operands):
+    """Call a branch; in a trace, where it must not write into arrays from outside."""
+    if tracing() is None:
+        return function(*operands)
+    with current().inside(object()):
+        return function(*operands)
 
 
 def while_loop(go_on: Callable, body: Callable, state: Any) -> Any:
@@ -163,11 +173,91 @@ def while_loop(go_on: Callable, body: Callable, state: Any) -> Any:
 
 def _plain_loop(go_on, body, state):
     signature = _signature(state)
-    while bool(raw(go_on(state))):
+    while True:
+        test = raw(go_on(state))
+        if _conditional.decides(test):
+            return _recorded_loop(test, go_on, body, state)
+        if not bool(test):
+            return state
         state = body(state)
         if _signature(state) != signature:
             raise TypeError(f"body must give what it gets, {signature}, got {_signature(state)}")
-    return state
+
+
+def _recorded_loop(test, go_on, body, state):
+    """Let the GPU repeat ``body``, in the step that is being captured."""
+    leaves, structure = flatten((state,))
+    _require_untracked("while_loop", leaves)
+    tensors = [isinstance(x, Tensor) for x in leaves]
+
+    def given(arrays):
+        return unflatten(structure, list(map(_as_tensor, arrays, tensors)))[0]
+
+    def again(*arrays):
+        return _test_array(raw(go_on(given(arrays))), test)
+
+    def step(*arrays):
+        new, found = flatten((body(given(arrays)),))
+        _require_untracked("while_loop", new)
+        if found != structure:
+            raise TypeError("body must give a state of the structure of the one it gets")
+        return _on_gpu(new, test)
+
+    turn = _conditional.turn_of(again, step)
+    return given(_conditional.loop(_test_array(test, test), turn, _on_gpu(leaves, test)))
+
+
+def _recorded_branch(test, then, otherwise, operands):
+    """Let the GPU choose, in the step that is being captured."""
+    leaves = flatten(operands)[0]
+    if is_recording() and any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
+        return _select(test, then, otherwise, operands)
+    forms = []
+
+    def run(function):
+        found, structure = flatten(function(*operands))
+        _require_untracked("cond", found)
+        forms.append((structure, [isinstance(x, Tensor) for x in found]))
+        if structure != forms[0][0]:
+            raise TypeError("then and otherwise must give the same structure")
+        return _on_gpu(found, test)
+
+    test = _test_array(test, test)
+    made = _conditional.branch(test, lambda: run(then), lambda: run(otherwise))
+    structure, tensors = forms[0]
+    return unflatten(structure, list(map(_as_tensor, made, tensors)))
+
+
+def _require_untracked(name, leaves):
+    if any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
+        raise TypeError(
+            f"a {name} whose test is on the GPU has no gradient in a step that is being captured, "
+            "and gives or takes a tensor that requires one: use "
+            + ("scan, or stop_gradient" if name == "while_loop" else "where, or give it as operand")
+        )
+
+
+def _test_array(test, like):
+    (array,) = _on_gpu([test], like)
+    if array.size != 1:
+        raise TypeError(f"a test must be one bool, got an array of shape {array.shape}")
+    return array.reshape(())
+
+
+def _on_gpu(leaves, like):
+    """Return the arrays of leaves, numbers as arrays where ``like`` is."""
+    found = []
+    for x in map(raw, leaves):
+        if not _device.is_device_array(x):
+            host = np.asarray(x)
+            if host.ndim or host.dtype.kind == "O":
+                raise TypeError(
+                    "branches and loops whose test is on the GPU must take and give arrays on it, "
+                    f"and numbers, got {type(x).__name__}"
+                )
+            x = _device.full_scalar(like, host.item(), host.dtype)
+        found.append(x)
+    return found
 
 
 def _signature(state):

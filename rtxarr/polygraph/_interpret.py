@@ -6,6 +6,7 @@ kernel was generated for.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from rtxarr import dtypes
 from rtxarr._device import is_device_array
+from rtxarr.autograd import _conditional
 from rtxarr.kernels import scan
 from rtxarr.polygraph._ir import MAPS, REDUCES, SCANS, TRANSFORMS, Graph, Node
 
@@ -85,7 +87,10 @@ def _uses(graph: Graph, nodes: Sequence[Node]) -> dict[Node, int]:
 
 
 def _constant(xp, node):
-    return xp.asarray(node.attrs[0])
+    (value,) = node.attrs
+    if xp.__name__ == "array_api_compat.cupy":  # no copy from the host, which a graph cannot do
+        return xp.full((), value.item(), dtype=node.dtype)
+    return xp.asarray(value)
 
 
 def _iota(xp, node):
@@ -271,16 +276,19 @@ def _item(xp, node, results):
 
 
 def _cond(xp, node, test, *operands):
-    then, otherwise = node.attrs
-    return tuple(run(then if bool(test) else otherwise, operands, xp))
+    then, otherwise = (functools.partial(run, graph, operands, xp) for graph in node.attrs)
+    return tuple(_conditional.choose(test, then, otherwise))
 
 
 def _while_loop(xp, node, *operands):
     test, body = node.attrs
     state, rest = operands[: len(body.outputs)], operands[len(body.outputs) :]
-    while bool(run(test, (*state, *rest), xp)[0]):
-        state = run(body, (*state, *rest), xp)
-    return tuple(state)
+    found = _conditional.repeat(
+        lambda *state: run(test, (*state, *rest), xp)[0],
+        lambda *state: run(body, (*state, *rest), xp),
+        state,
+    )
+    return tuple(found)
 
 
 def _scan_rows(xp, node, *operands):

@@ -18,8 +18,10 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rtxarr._device import namespace
+from rtxarr._replay import recorder
 from rtxarr.kernels.transpose import contiguous
-from rtxarr.polygraph import _interpret
+from rtxarr.polygraph import _interpret, _lanes
+from rtxarr.polygraph._control_steps import control_step
 from rtxarr.polygraph._ir import CONTROL, TRANSFORMS, VIEWS, Graph, Node, behind_views
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._lower import lower
@@ -68,6 +70,8 @@ class Program:
         The function that runs them.
     why : dict of Node to str
         For each result that is kept in memory, why it is.
+    lanes : Dealt or None
+        Which steps run beside others where the program is captured.
     notes : list of str
         What the back end changed in the graph, and what not and why.
     """
@@ -105,9 +109,17 @@ class Program:
         """Write the program's text, from its steps, and make it a function."""
         self._names: dict[Node, str] = {n: f"x{i}" for i, n in enumerate(self.graph.inputs)}
         self._values: dict[str, Any] = {"empty": self.backend.empty}
-        self.text = self._write()
+        parts = self._head(), self._body(), self._write_back()
+        self.text = _text(*parts)
         exec(compile(self.text, "<program>", "exec"), self._values)
         self.run: Callable = self._values["program"]
+        make_lanes = getattr(self.backend, "lanes", None)
+        self.lanes = None if make_lanes is None else _lanes.dealt(self.steps, self.in_place)
+        if self.lanes is not None:
+            self._values["Lanes"] = make_lanes
+            text = _lanes.write(*parts, self.lanes, self._names)
+            exec(compile(text, "<program on lanes>", "exec"), self._values)
+            self.run = functools.partial(_one_of, self.run, self._values["program"])
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run on arrays (numbers for the graph's scalars); return the outputs."""
@@ -158,7 +170,8 @@ class Program:
                 run: Callable | None
                 if node.op in CONTROL:
                     parts = [Program(a, self.backend) for a in node.attrs if isinstance(a, Graph)]
-                    run = self.control_step(node, parts)
+                    make = functools.partial(Program, backend=self.backend)
+                    run = self.control_step(node, parts, make)
                 elif node.op in VIEWS and node.ndim and node not in read_by_kernels:
                     run = None  # it is written out
                 else:
@@ -174,40 +187,27 @@ class Program:
             steps.append(Step(f"kernel{i}", run, sources, results, loops, group))
         return steps
 
-    def control_step(self, node: Node, parts: list[Program]) -> Callable:
+    def control_step(
+        self, node: Node, parts: list[Program], make: Callable | None = None
+    ) -> Callable:
         """Return what runs a branch or loop, given the programs of its graphs."""
         self.parts += parts
-        first, second = map(_on_contiguous, (parts[0], parts[-1]))
+        return control_step(node, [_on_contiguous(p) for p in parts], self.backend.empty, make)
 
-        def branch(test, *operands):
-            return first(*operands) if bool(test) else second(*operands)
+    def _head(self) -> str:
+        return f"def program({', '.join(f'x{i}' for i in range(len(self.graph.inputs)))}):"
 
-        def loop(*operands):
-            state, rest = operands[:n_state], operands[n_state:]
-            while bool(first(*state, *rest)[0]):
-                state = second(*state, *rest)
-            return state
+    def _body(self) -> list[tuple[list[str], list[str]]]:
+        """Return the lines of each step, and what it is the last to use.
 
-        def steps(*operands):
-            slots = parts[0].graph.inputs[len(operands) :]
-            outs = [self.backend.empty((n_steps, *n.shape), n.dtype) for n in slots]
-            return _interpret.scan_rows(first, operands, outs, n_state, n_inputs)
-
-        if node.op == "cond":
-            return branch
-        if node.op == "while_loop":
-            n_state = len(parts[1].graph.outputs)
-            return loop
-        _, n_state, n_inputs, n_steps = node.attrs
-        return steps
-
-    def _write(self) -> str:
-        """Return the program's text; what it refers to is put into ``_values``."""
-        lines = [f"def program({', '.join(self._names.values())}):"]
+        What they refer to is put into ``_values``.
+        """
+        body = []
         last = {n: i for i, step in enumerate(self.steps) for n in (*step.sources, *step.results)}
         kept = {*self.graph.roots, *self.graph.inputs}
         spent = self._used_once()
         for i, step in enumerate(self.steps):
+            lines = []
             run = step.run
             if run is not None and step.results[0].op in TRANSFORMS:
                 run = functools.partial(run, owned=spent.issuperset(step.sources))
@@ -229,10 +229,8 @@ class Program:
                 lines.append(f"{step.name}({', '.join(arguments)})")
             dead = [n for n in (*step.sources, *step.results) if last[n] == i and n not in kept]
             dead = [n for n in dict.fromkeys(dead) if n.op not in ("constant", "iota")]
-            if dead and i + 1 < len(self.steps):
-                lines.append(" = ".join([*map(self._name, dead), "None"]))
-        lines += self._write_back()
-        return "\n    ".join(lines) + "\n"
+            body.append((lines, [self._name(n) for n in dead] if i + 1 < len(self.steps) else []))
+        return body
 
     def _used_once(self) -> set[Node]:
         """Return what kernels store for one step alone: nobody needs it when that has run."""
@@ -299,6 +297,18 @@ class Program:
         name = word if self._values.get(word, value) is value else f"{word}{len(self._values)}"
         self._values[name] = value
         return name
+
+
+def _text(head: str, body: Sequence[tuple[list[str], list[str]]], tail: list[str]) -> str:
+    """Return the text of a program, from the lines of its steps and the names they let go of."""
+    lines = [head]
+    for text, dead in body:
+        lines += [*text, " = ".join([*dead, "None"])] if dead else text
+    return "\n    ".join([*lines, *tail]) + "\n"
+
+
+def _one_of(plain: Callable, on_lanes: Callable, *inputs: Any) -> list[Any]:
+    return (plain if recorder() is None else on_lanes)(*inputs)
 
 
 class _Leaf:
