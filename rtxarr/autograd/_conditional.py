@@ -164,7 +164,8 @@ def repeat(
 
 def is_to_be_captured(array: Any) -> bool:
     """Tell whether this is the eager call of a captured step, which will decide on the GPU."""
-    return kept_resources() is not None and _device.is_device_array(array) and is_available()
+    eager = kept_resources() is not None and recorder() is None
+    return eager and _device.is_device_array(array) and is_available()
 
 
 def rehearse(function: Callable) -> None:

@@ -1,5 +1,7 @@
 """Branches and loops that a GPU decides in captured steps, and what they refuse."""
 
+import gc
+import os
 from types import SimpleNamespace
 
 import array_api_compat.numpy as xp
@@ -553,3 +555,273 @@ def test_the_kernel_that_sets_a_test_is_machine_code(cc):
     link.add_data(handle, link.InputType.PTX, code, len(code), "setter")
     link.complete(handle)
     assert link.get_linked_cubin_size(handle) > 1000
+
+
+# ---------------------------------------------------------------------------------- on the GPU
+
+on_gpu = pytest.mark.gpu
+
+
+@pytest.fixture
+def cupy():
+    found = pytest.importorskip("cupy")
+    with rx.device("cuda:0"):
+        if not _conditional.is_available():
+            pytest.skip("needs a driver of CUDA 12.8")
+        yield found
+    gc.collect()
+
+
+def on_host(x):
+    return _device.to_device(x.data if isinstance(x, rx.Tensor) else x, "cpu")
+
+
+def agree(step, function, *cases, exact=True):
+    """Call a captured or fused step in turn, and compare with the function on the host."""
+    for values in (*cases, *cases):
+        arrays = [rx.asarray(v, device="cuda:0") for v in values]
+        got, want = step(*arrays), function(*values)
+        got, want = (x if isinstance(x, tuple) else (x,) for x in (got, want))
+        for a, b in zip(got, want, strict=True):
+            assert_close(on_host(a), np.asarray(b), exact=exact)
+
+
+def until_large(x):
+    return while_loop(lambda x: rx.max(x) < 100, lambda x: 3 * x, x) + 1
+
+
+LINES = [np.array(v, "float32") for v in ([1, 2], [300, 1], [50, 60], [0.5, 0.25])]
+
+
+@on_gpu
+@pytest.mark.parametrize("make", [rx.capture, rx.jit, rx.fuse])
+def test_gpu_loops_are_those_of_the_host(cupy, make):
+    agree(make(until_large), until_large, *([x] for x in LINES))
+
+
+@on_gpu
+@pytest.mark.parametrize("make", [rx.capture, rx.jit, rx.fuse])
+@pytest.mark.parametrize("first", [27, 1], ids=["rounds", "no round"])
+def test_gpu_branches_and_loops_in_loops(cupy, make, first):
+    def collatz(n):
+        def body(state):
+            n, steps, total = state
+            n = cond(n % 2 == 0, lambda n: n // 2, lambda n: 3 * n + 1, n)
+            count = while_loop(lambda s: s[0] > 0, lambda s: (s[0] - 1, s[1] + 1), (steps, total))
+            return n, steps + 1, count[1]
+
+        return while_loop(lambda s: s[0] != 1, body, (n, n * 0, n * 0))
+
+    agree(make(collatz), collatz, *([np.array(n)] for n in (first, 2, 1, 97)))
+
+
+@on_gpu
+@pytest.mark.parametrize("make", [rx.capture, rx.jit])
+def test_gpu_branches(cupy, make):
+    weight = np.arange(16.0, dtype="float32").reshape(4, 4)
+    on_device = rx.asarray(weight, device="cuda:0")
+
+    def step(x, weight=weight):
+        def product(x):
+            return rx.tanh(x @ weight), rx.sum(x)
+
+        return cond(rx.sum(x) > 0, product, lambda x: (x, rx.max(x)), x)
+
+    captured = make(lambda x: step(x, on_device))
+    xs = [sign * np.full((2, 4), 0.25, "float32") for sign in (1, -1)]
+    agree(captured, step, *([x] for x in xs), exact=False)
+    if make is rx.capture:
+        assert captured.n_captures == 1
+
+
+@on_gpu
+def test_gpu_ten_thousand_rounds(cupy):
+    step = rx.capture(
+        lambda n: while_loop(lambda s: s[0] > 0, lambda s: (s[0] - 1, s[1] + 1), (n, n * 0))
+    )
+    agree(step, lambda n: (n * 0, n), [np.array(10_000)], [np.array(0)], [np.array(9_999)])
+
+
+@on_gpu
+def test_gpu_products_in_a_loop(cupy):
+    a = np.random.default_rng(0).standard_normal((64, 64)).astype("float32")
+    a = (a @ a.T / 64).astype("float32")
+
+    def largest(a, x):
+        def body(state):
+            i, x, _ = state
+            y = rx.matmul(a, x)
+            return i + 1, y / rx.sqrt(rx.sum(y * y)), rx.max(rx.abs(y / rx.sqrt(rx.sum(y * y)) - x))
+
+        return while_loop(lambda s: s[2] > 1e-5, body, (0, x, rx.max(x) * 0 + 1))[1]
+
+    x = np.full((64, 1), 0.125, "float32")
+    want = np.abs(np.linalg.eigh(a.astype("float64"))[1][:, -1:])
+    for make in (rx.capture, rx.jit):
+        step = make(lambda a, x: largest(a, x))
+        for _ in range(3):
+            got = step(cupy.asarray(a), cupy.asarray(x))
+            np.testing.assert_allclose(np.abs(on_host(got)), want, atol=1e-2)
+
+
+@on_gpu
+@pytest.mark.parametrize("n", [20, 3000])
+def test_gpu_scans(cupy, n):
+    def f(x, y):
+        def body(state, x):
+            return (state[1], rx.tanh(state[0] + x * y)), {"sum": state[0], "twice": 2 * x}
+
+        last, seen = scan(body, (x[0], x[1]), x)
+        return *last, seen["sum"], seen["twice"]
+
+    rng = np.random.default_rng(0)
+    cases = [[rng.standard_normal((n, 3)), np.array([0.5, 1.0, 2.0])] for _ in range(3)]
+    agree(rx.jit(f), f, *cases, exact=False)
+
+
+@on_gpu
+def test_gpu_training_with_a_loop_inside(cupy):
+    """A step whose forward pass refines its input, as often as that takes; with an optimizer."""
+
+    def train(make):
+        w = rx.Tensor(cupy.full(8, 0.5, "float32"), requires_grad=True)
+        optimizer = optim.Adam([w], lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            x = while_loop(lambda x: rx.sum(x * x) > 1, lambda x: x * 0.5, x)
+            loss = rx.mean((x * w - 1) ** 2)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step = make(step)
+        losses = [float(step(cupy.full(8, 10.0**i, "float32"))) for i in (0, 1, 0, 2, 3, 1)]
+        return losses, on_host(w)
+
+    want = train(lambda f: f)
+    got = train(rx.capture)
+    assert got[0] == want[0]
+    assert_close(got[1], want[1], exact=True)
+
+
+@on_gpu
+@pytest.mark.parametrize("place", ["loop", "branch", "inner loop"])
+def test_gpu_reading_in_a_body_is_refused_by_line(cupy, place):
+    def step(x):
+        def read(x):
+            return x + float(x[0])  # refused here
+
+        if place == "branch":
+            return cond(x[1] > 0, lambda x: x, read, x)
+        if place == "loop":
+            return while_loop(lambda x: x[0] < 5, read, x)
+        return while_loop(lambda x: x[0] < 5, lambda x: while_loop(lambda x: x[0] < 5, read, x), x)
+
+    run = rx.capture(step)
+    x = cupy.asarray([1.0, -1.0])
+    run(x)
+    for _ in range(2):
+        with pytest.raises(CaptureError, match="test_conditional.py:.*float.* waits for the GPU"):
+            run(x)
+    good = rx.capture(until_large)
+    agree(good, until_large, *([x] for x in LINES))
+
+
+@on_gpu
+def test_gpu_draws_in_a_body_are_refused(cupy):
+    rng = Generator(0)
+
+    def step(x):
+        return while_loop(lambda x: x[0] < 5, lambda x: x + rng.uniform(2), x)  # refused here
+
+    run = rx.capture(step)
+    run(cupy.zeros(2))
+    place = rng.state_dict()
+    with pytest.raises(CaptureError, match="test_conditional.py:.* draws random numbers in a"):
+        run(cupy.zeros(2))
+    assert rng.state_dict() == place
+
+
+@on_gpu
+def test_gpu_arrays_that_only_a_body_uses_are_watched(cupy):
+    held = {"scale": cupy.full(2, 3.0)}
+
+    def step(x):
+        return while_loop(lambda x: x[0] < 100, lambda x: x * held["scale"], x)
+
+    run = rx.capture(step)
+    x = cupy.ones(2)
+    assert [float(run(x)[0]) for _ in range(3)] == [243, 243, 243]
+    held["scale"] = cupy.full(2, 10.0)  # noticed: recorded anew
+    assert [float(run(x)[0]) for _ in range(2)] == [100, 100]
+    assert run.n_captures == 2
+
+    def replaces(x):
+        def body(x):
+            out = x * held["scale"]
+            held["scale"] = out * 0 + 2
+            return out
+
+        return while_loop(lambda x: x[0] < 100, body, x)
+
+    run = rx.capture(replaces)
+    run(x)
+    with pytest.raises(CaptureError, match="in place of one that it uses|lets go of an array"):
+        run(x)
+
+
+@on_gpu
+def test_gpu_two_steps_and_their_memory(cupy):
+    double = rx.capture(lambda x: while_loop(lambda x: rx.max(x) < 50, lambda x: 2 * x, x))
+    triple = rx.capture(lambda x: while_loop(lambda x: rx.max(x) < 50, lambda x: 3 * x, x))
+    x = cupy.ones(1 << 20, "float32")
+    for _ in range(4):
+        assert float(double(x)[0]) == 64
+        assert float(triple(x)[7]) == 81
+    assert double.pool_bytes(rx.device("cuda:0")) >= 4 << 20
+    cupy.get_default_memory_pool().free_all_blocks()
+    before = cupy.cuda.runtime.memGetInfo()[0]
+    double.clear()
+    triple.clear()
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # other workers use the GPU, too
+        assert cupy.cuda.runtime.memGetInfo()[0] - before >= 8 << 20
+    assert float(double(x)[0]) == 64
+
+
+@on_gpu
+def test_gpu_many_captures_leak_nothing(cupy):
+    def work():
+        for i in range(50):
+            step = rx.capture(until_large)
+            for _ in range(3):
+                step(cupy.full(2, 1.0 + i))
+
+    def held():
+        gc.collect()
+        cupy.cuda.Device().synchronize()
+        cupy.get_default_memory_pool().free_all_blocks()
+        return cupy.get_default_memory_pool().used_bytes()
+
+    work()
+    used = held()
+    work()
+    assert held() == used
+
+
+@on_gpu
+def test_gpu_fused_loops_launch_once(cupy):
+    step = rx.fuse(until_large)
+    for n in range(4):
+        assert_close(on_host(step(cupy.asarray(LINES[0]))), until_large(LINES[0]))
+        (program,) = (m.program for found in step._programs.values() for m in found)
+        (loop,) = (s.run for s in program.steps if s.name.startswith("while_loop"))
+        assert loop._captured.n_captures == min(n, 1)
+    assert loop.round is not None
+
+    def waits(x):
+        return while_loop(lambda x: rx.max(x) < 100, lambda x: rx.sort(x * 2), x)
+
+    agree(rx.fuse(waits), waits, *([x] for x in LINES))
