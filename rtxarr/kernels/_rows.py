@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rtxarr._device import _SIMULATING, cuda
-from rtxarr.kernels._vector import access
+from rtxarr.kernels._vector import access, packed
 
 _MOST_LANES = 512
 
@@ -411,3 +411,49 @@ def rows_of(dtype: np.dtype, plan: Plan) -> Rows:
     if loose:
         return Rows(begin, tiles, place, fetch_loose, put_loose)
     return Rows(begin, tiles, place, fetch, put)
+
+
+class PackedRows(NamedTuple):
+    """Device functions over a resident row of a thread as it lies in memory, ``n_words`` registers.
+
+    Attributes
+    ----------
+    n_words, word : int, type
+        Registers that a thread's part of a row takes, and their NumPy type.
+    fetch : device function
+        ``fetch(array, first, n, words)`` reads it; beyond the row it gives zeros.
+    unpack : device function
+        ``unpack(words, kept)`` gives the numbers, ``plan.kept`` of them.
+    """
+
+    n_words: int
+    word: type
+    fetch: Any
+    unpack: Any
+
+
+@functools.cache
+def packed_rows_of(dtype: np.dtype, plan: Plan) -> PackedRows:
+    """Return how the threads of ``plan``, whose rows are resident, keep rows of ``dtype``."""
+    each, word, load, numbers = packed(dtype, wide=plan.width > 1)
+    chunks, lanes, exact, width = plan.chunks, plan.lanes, plan.exact, plan.width
+    n_words, per_word, nothing = chunks * each, width // each, word(0)
+
+    @cuda.jit(device=True)
+    def fetch(array, first, n, words):
+        # No branch around a load, so that those of all pieces are under way together.
+        for k in range(chunks):
+            j = np.int64((k * lanes + cuda.threadIdx.x) * width)
+            inside = exact or j < n
+            values = load(array, first + (j if inside else 0))
+            for i in range(each):
+                words[k * each + i] = values[i] if inside else nothing
+
+    @cuda.jit(device=True)
+    def unpack(words, kept):
+        for k in range(n_words):
+            values = numbers(words[k])
+            for i in range(per_word):
+                kept[k * per_word + i] = values[i]
+
+    return PackedRows(n_words, word, fetch, unpack)

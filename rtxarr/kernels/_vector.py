@@ -68,6 +68,39 @@ def access(dtype: np.dtype, *, wide: bool) -> Access:
     return Access(1, np.dtype(dtype).type, _load, _store, _store)
 
 
+class Packed(NamedTuple):
+    """How a kernel keeps a piece as it lies in memory: two numbers of a half type in a register.
+
+    Attributes
+    ----------
+    n_words, word : int, type
+        Registers of a piece of 16 bytes, or of one element, and their NumPy type.
+    load : device function
+        ``load(array, offset)`` gives them as a tuple.
+    numbers : device function
+        ``numbers(word)`` gives the one or two numbers of ``scalar`` in it, as a tuple.
+    """
+
+    n_words: int
+    word: type
+    load: object
+    numbers: object
+
+
+@functools.cache
+def packed(dtype: np.dtype, *, wide: bool) -> Packed:
+    """Return how to keep pieces of ``access(dtype, wide=wide)``."""
+    width, scalar, load, _, _ = access(dtype, wide=wide)
+    if width == 8:
+        return Packed(4, np.uint32, load_words, _numbers_of(np.dtype(dtype).name))
+
+    @cuda.jit(device=True)
+    def itself(word):
+        return (word,)
+
+    return Packed(width, scalar, load, itself)
+
+
 class ByAddress(NamedTuple):
     """How a kernel reads and writes memory whose address it knows, ``width`` elements at a time.
 
@@ -183,6 +216,15 @@ if _SIMULATING:
     def load4(array, offset):
         return tuple(array[i] for i in _places(offset, 4, 4))
 
+    def load_words(array, offset):
+        places = _places(offset, 8, 8)[::2]
+        return tuple(np.uint32(array[i]) | np.uint32(array[i + 1]) << np.uint32(16) for i in places)
+
+    def _numbers_of(name):
+        kind = np.dtype(getattr(ml_dtypes, name, name))
+        halves = np.uint32(0), np.uint32(16)
+        return lambda word: tuple(_number((word >> n) & np.uint32(0xFFFF), kind) for n in halves)
+
     def store4(array, offset, values):
         for i, value in zip(_places(offset, 4, 4), values, strict=True):
             array[i] = value
@@ -263,16 +305,17 @@ else:
 
         return types.int64(array, types.int64), codegen
 
-    def _wide_load(n, text):
-        """Return an intrinsic that gives ``n`` float32 from ``array[offset:offset + n]``."""
+    def _wide_load(n, text, register="f"):
+        """Return an intrinsic that gives ``n`` float32, or words, from ``array[offset:]``."""
+        word, bits = (types.float32, _F32) if register == "f" else (types.uint32, ir.IntType(32))
 
         @intrinsic
         def load(typingctx, array, offset):
-            signature = types.UniTuple(types.float32, n)(array, types.int64)
+            signature = types.UniTuple(word, n)(array, types.int64)
 
             def codegen(context, builder, signature, args):
-                kind = ir.FunctionType(ir.LiteralStructType([_F32] * n), [_I64])
-                asm = ir.InlineAsm(kind, text, "=f," * n + "l", side_effect=False)
+                kind = ir.FunctionType(ir.LiteralStructType([bits] * n), [_I64])
+                asm = ir.InlineAsm(kind, text, f"={register}," * n + "l", side_effect=False)
                 words = builder.call(asm, [_address(context, builder, signature.args[0], *args)])
                 numbers = [builder.extract_value(words, i) for i in range(n)]
                 return context.make_tuple(builder, signature.return_type, numbers)
@@ -388,6 +431,19 @@ else:
         sixteen = ir.Constant(_I32, 16)  # a bfloat16 is the upper half of a float32
         return [builder.bitcast(builder.shl(builder.zext(x, _I32), sixteen), _F32) for x in halves]
 
+    def _numbers_of(name):
+        @intrinsic
+        def numbers(typingctx, word):
+            signature = types.UniTuple(types.float32, 2)(types.uint32)
+
+            def codegen(context, builder, signature, args):
+                halves = _unpack(builder, name, args[0])
+                return context.make_tuple(builder, signature.return_type, halves)
+
+            return signature, codegen
+
+        return numbers
+
     def _load_at(name, width):
         scalar = types.float64 if name == "float64" else types.float32
         element, n_words, n_bytes = _words(name, width)
@@ -459,6 +515,7 @@ else:
         return " ".join(f"cvt.rn.{kind}x2.f32 r{i}, ${2 * i + 2}, ${2 * i + 1};" for i in range(4))
 
     load4 = _wide_load(4, "ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];")
+    load_words = _wide_load(4, "ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];", "r")
     store4 = _wide_store(4, "st.global.v4.f32 [$0], {$1, $2, $3, $4};")
     store8 = _wide_store(
         8,

@@ -13,6 +13,8 @@ from rtxarr.kernels.segment import can_be_wide, row_by_row
 
 __all__ = ["fits", "rotate"]
 
+_ROWS = 4  # with the same angles, that a thread takes: these are read once
+
 
 def fits(x: Any) -> bool:
     """Tell whether the kernel takes this array."""
@@ -40,7 +42,7 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool, inverse: bool) -> A
     array, shape and dtype of ``x``
         In the memory order of ``x`` if the last axis is the innermost one, else row by row.
     """
-    from rtxarr.kernels._rotary_cuda import kernel
+    from rtxarr.kernels._rotary_cuda import THREADS, kernel
 
     xp = namespace(x, cos, sin)
     order = _memory_order(x)
@@ -53,12 +55,19 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool, inverse: bool) -> A
     pairs = half if not interleaved else 2 * half
     wide = all(can_be_wide(flat, n) for n in (length, pairs)) and _aligned(cos, sin)
     width = 16 // x.dtype.itemsize if wide else 1
-    step = max(width, 2) if interleaved else width
-    items = -(-length // step) if interleaved else (length - half) // width
+    items = -(-length // max(width, 2)) if interleaved else (length - half) // width
+    n_rows = flat.size // length
+    # Rows with the same angles: neighbours, or else every ``period``-th.
+    apart, count = (1, inner) if inner > 1 else (period, n_rows // period)
+    bases, rows = n_rows // count, min(_ROWS, 1 << count.bit_length() - 1)
+    block = min(items, THREADS), max(1, THREADS // items)
+    n_chunks = bases * -(-count // rows)
+    sizes = length, half, bases, count if inner > 1 else 1, apart, count, period
     launch(
-        kernel(x.dtype, wide, interleaved),
-        flat.size // length * items,
-        (flat, cos, sin, target, length, half, inner, period, scalar.type(-1 if inverse else 1)),
+        kernel(x.dtype, wide, interleaved, rows),
+        (-(-n_chunks // block[1]), -(-items // block[0])),
+        (flat, cos, sin, target, *sizes, scalar.type(-1 if inverse else 1)),
+        block=block,
     )
     return out.transpose(tuple(int(i) for i in np.argsort(order)))
 

@@ -267,11 +267,11 @@ def rotary_cases():
 
     for name, scalar in SCALARS.items():
         values, angles = (name, 1, "C"), (scalar, 1, "C")
-        signature = (values, angles, angles, values, *("int64",) * 4, scalar)
+        signature = (values, angles, angles, values, *("int64",) * 7, scalar)
         for wide in (False, True) if name != "float64" else (False,):
             for interleaved in (False, True):
                 title = f"rotary-{name}{'-wide' * wide}{'-interleaved' * interleaved}"
-                yield title, kernel(dtype_of(name), wide, interleaved), signature
+                yield title, kernel(dtype_of(name), wide, interleaved, 4), signature
 
 
 def softmax_cases():
@@ -578,7 +578,9 @@ CASES = {
     "_multi_tensor_cuda": multi_tensor_cases,
     "_optimizers_cuda": optimizers_cases,
     "_philox_cuda": philox_cases,
+    "_farthest_cuda": farthest_cases,
     "_points_cuda": points_cases,
+    "_points_grid_cuda": points_grid_cases,
     "_rotary_cuda": rotary_cases,
     "_sampling_cuda": sampling_cases,
     "_scan_cuda": scan_cases,
