@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
+from rtxarr import _device
 from rtxarr.libs import blas
 from rtxarr.polygraph import _products
 
@@ -58,17 +59,20 @@ def test_addends_that_the_library_does_not_take(fake):
         blas.matmul(a, a, addend=fake.array(np.zeros((8, 4), np.float32)))
 
 
+@pytest.fixture
+def a_gpu(monkeypatch):
+    monkeypatch.setattr(_device, "devices", lambda: ("cpu", "cuda:0"))
+
+
 def like(x, strides=None):
     return x.dtype, x.shape, strides or x.strides
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_asked_is_what_runs(fake, dtype):
+def test_what_is_asked_is_what_runs(fake, a_gpu, dtype):
     """A plan that was asked for serves the call; each form has its own."""
     dtype = getattr(rx, dtype)
-    x, w, g, c = (
-        fake.array(np.ones(s, dtype)) for s in ((16, 32), (128, 32), (16, 32), (16, 128))
-    )
+    x, w, g, c = (fake.array(np.ones(s, dtype)) for s in ((16, 32), (128, 32), (16, 32), (16, 128)))
     bias, v, y = (fake.array(np.ones(s, dtype)) for s in ((128,), (32, 128), (16, 128)))
     bits = fake.array(np.ones((16, 16), np.uint8))
     forward, back = (like(x), like(w.T)), (like(g), like(v))
@@ -126,7 +130,7 @@ def test_what_is_asked_is_what_runs(fake, dtype):
     assert not blas.status().refused
 
 
-def test_what_would_not_run_is_refused_by_name(fake):
+def test_what_would_not_run_is_refused_by_name(fake, a_gpu):
     x = fake.array(np.ones((8, 8), np.float32))
     assert "copied" in blas.refusal(like(x, (64, 8)), like(x))
     assert "nothing" in blas.refusal(like(x[:0]), like(x))
@@ -136,8 +140,10 @@ def test_what_would_not_run_is_refused_by_name(fake):
     assert "no algorithm" in blas.refusal(like(x), like(x), epilogue="relu")
 
 
-def test_without_the_library_all_is_refused(clean):
+def test_without_the_library_all_is_refused(clean, monkeypatch):
     x = np.ones((8, 8), np.float32)
+    assert blas.refusal(like(x), like(x)) == "there is no GPU"
+    monkeypatch.setattr(_device, "devices", lambda: ("cpu", "cuda:0"))
     with pytest.warns(RuntimeWarning, match="run through CuPy"):
         assert "nvmath-python" in blas.refusal(like(x), like(x))
     assert "nvmath-python" in blas.refusal(like(x), like(x))
