@@ -265,15 +265,17 @@ class Program:
             if looks or i in self.copied:
                 names[i] = f"copy({names[i]})"
         lines = [f"outputs = [{', '.join(names)}]"]
-        pairs = [
-            (f"x{number}", self._name(node))
-            for number, node in graph.updates
-            if self.in_place.get(node) != number
-        ]
-        if not self.disjoint or len(pairs) > 1:
-            lines += [f"new{i} = copy({value})" for i, (_, value) in enumerate(pairs)]
-            pairs = [(target, f"new{i}") for i, (target, _) in enumerate(pairs)]
-        lines += [f"{target}[...] = {value}" for target, value in pairs]
+        left = [pair for pair in graph.updates if self.in_place.get(pair[1]) != pair[0]]
+        stored = {n for step in self.steps if step.loops is not None for n in step.results}
+        stored.difference_update(self.in_place)
+        writes = []
+        for i, (number, node) in enumerate(left):
+            value = self._name(node)
+            if (not self.disjoint or len(left) > 1) and node not in stored:
+                lines.append(f"new{i} = copy({value})")
+                value = f"new{i}"
+            writes.append(f"x{number}[...] = {value}")
+        lines += writes
         if len(lines) == 1:
             return [lines[0].replace("outputs =", "return")]
         return [*lines, "return outputs"]
