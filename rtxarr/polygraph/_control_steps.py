@@ -50,6 +50,29 @@ def control_step(
     return _steps(node, run[0], empty)
 
 
+def title_of(node: Node, run: Any, *, on_gpu: bool) -> str:
+    """Return what a branch or loop is and how it runs, for :meth:`Fused.explain`."""
+    by_gpu = on_gpu and _conditional.is_available()
+    if node.op == "scan":
+        n_steps = node.attrs[3]
+        counted = by_gpu and n_steps > MOST_RECORDED
+        return f"a scan of {n_steps} steps" + ", counted by the GPU where captured" * counted
+    word = "branch" if node.op == "cond" else "loop"
+    if not on_gpu:
+        return f"a {word}"
+    if not by_gpu:
+        return f"a {word}; the host waits for each test: the driver is older than CUDA 12.8"
+    text = f"a {word}; the GPU decides where captured, elsewhere the host waits for each test"
+    if node.op == "cond":
+        return text
+    if run.is_captured:
+        text = "a loop, captured for itself: the GPU decides"
+    if run.round is not None:
+        n_kernels = sum(step.loops is not None for step in run.round.steps)
+        text += f"; {n_kernels} kernel{'s' * (n_kernels != 1)} a round, with the test"
+    return text
+
+
 def _make_round(make: Callable, node: Node) -> Any:
     """Return one program of a loop's round, which updates the state and gives the next test."""
     test, body = node.attrs
@@ -124,6 +147,11 @@ class _Loop:
             self._n_swaps = n_swaps()
             self.round = self._make()
             _conditional.rehearse(lambda: self.round.run(*(x.copy() for x in state), *rest))
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether there is a graph of the loop alone."""
+        return bool(self._captured) and self._captured.n_graphs > 0
 
     def _is_worth_capturing(self, operands: Sequence) -> bool:
         return (

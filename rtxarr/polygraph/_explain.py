@@ -20,8 +20,9 @@ import numpy as np
 from rtxarr import _device
 from rtxarr.autograd._tree import flatten
 from rtxarr.polygraph import _products
+from rtxarr.polygraph._control_steps import title_of
 from rtxarr.polygraph._cuda_backend import CudaBackend
-from rtxarr.polygraph._ir import VIEWS, Node, behind_views
+from rtxarr.polygraph._ir import CONTROL, VIEWS, Node, behind_views
 from rtxarr.polygraph._program import Program, Step
 
 
@@ -55,6 +56,9 @@ class StepReport:
         is_view = loops is None and step.results[0].op in VIEWS
         if is_view:
             self.kind, self.title = "view", "a view"
+        elif loops is None and step.results[0].op in CONTROL:
+            self.kind = "eager"
+            self.title = title_of(step.results[0], step.run, on_gpu=_on_gpu(program))
         elif loops is None:
             self.kind, self.title = "eager", "run by the array library"
         else:
@@ -112,6 +116,7 @@ class ProgramReport:
             f" {len(self.steps) - kernels} other steps; arguments {inputs or 'none'}",
             f"moves {moved(self.n_bytes, self.n_bytes_apart, rate)}",
             *self.program.notes,
+            *_beside(self.program),
             "",
         ]
         for step in self.steps:
@@ -120,6 +125,15 @@ class ProgramReport:
         for part in self.parts:
             lines += ["", *part.lines(rate, source=source)]
         return lines
+
+
+def _beside(program: Program) -> list[str]:
+    """Return which steps run beside others, if any do."""
+    if program.lanes is None:
+        return []
+    steps = zip(program.lanes.lanes, program.steps, strict=True)
+    names = [step.name for lane, step in steps if lane and step.run is not None]
+    return [f"captured, on {len(program.lanes.products)} lanes: {', '.join(names)} beside the rest"]
 
 
 class Explanation(str):

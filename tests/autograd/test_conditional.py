@@ -11,7 +11,7 @@ import pytest
 import rtxarr as rx
 from rtxarr import _device, _replay, optim
 from rtxarr.autograd import CaptureError, _capture_errors, _conditional
-from rtxarr.polygraph import _control_steps, cond, scan, while_loop
+from rtxarr.polygraph import _control_steps, _explain, cond, scan, while_loop
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._backends import Interpreted
 from rtxarr.polygraph._program import Program
@@ -262,6 +262,9 @@ class Kernels:
     def empty(self, shape, dtype):
         return np.full(shape, 77).astype(dtype).view(Array)
 
+    def source(self, loops):
+        return ""
+
     def build(self, loops):
         def run(*arrays):
             machine.do(lambda: loops_reference.run(loops, *map(np.asarray, arrays)))
@@ -404,6 +407,32 @@ def test_small_loops_of_programs_are_captured_for_themselves(gpu, monkeypatch):
     monkeypatch.setattr(_control_steps, "MOST_CAPTURED_BYTES", 8)
     assert doubled(2)[1]() == [16.0, 16.0]
     assert len(captured) == 2
+
+
+def test_explain_tells_how_loops_run(gpu, monkeypatch):
+    x, factor = np.array([1.0, 2.0]), np.array(3.0)
+
+    def f(x, factor):
+        long = scan(lambda s, v: (s * v, s), x[0], rx.broadcast_to(x[:1], (2000,)))[0]
+        return *grow(x, factor), cond(x[0] > 0, lambda x: x, lambda x: -x, x), long
+
+    def titles(program):
+        return [step.title for step in _explain.ProgramReport("", program).steps]
+
+    program, found = program_of(f, x, factor)
+    assert {"a loop", "a branch", "a scan of 2000 steps"} <= {*titles(program)}
+    monkeypatch.setattr(_explain, "_on_gpu", lambda program: True)
+    with _replay.keeping({}):
+        program.run(array(x), array(factor), *found)
+    told = "\n".join(titles(program))
+    assert "a branch; the GPU decides where captured" in told
+    assert "elsewhere the host waits for each test; 3 kernels a round, with the test" in told
+    assert "2000 steps, counted by the GPU where captured" in told
+    (loop,) = (step.run for step in program.steps if step.name.startswith("while_loop"))
+    loop._captured = SimpleNamespace(n_graphs=1)
+    assert "a loop, captured for itself: the GPU decides; 3 kernels" in "\n".join(titles(program))
+    monkeypatch.setattr(_conditional, "is_available", lambda: False)
+    assert "the driver is older than CUDA 12.8" in "\n".join(titles(program))
 
 
 # ------------------------------------------------------------------------------ the driver's part
