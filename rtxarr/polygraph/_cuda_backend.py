@@ -23,6 +23,7 @@ import numpy as np
 from rtxarr import _device
 from rtxarr.polygraph import _cache
 from rtxarr.polygraph._ir import Graph, Node
+from rtxarr.polygraph._lanes import Lanes
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._products import fuse_products
 from rtxarr.polygraph._schedule import is_pointwise, is_reduction
@@ -49,6 +50,8 @@ class CudaBackend:
     gpu : object, optional
         What loads and starts kernels: an object like :class:`Gpu`.
     """
+
+    lanes = Lanes  # for steps that may run beside one another
 
     def __init__(self, mode: str = "strict", gpu: Any = None) -> None:
         self.strict = mode == "strict"

@@ -1,0 +1,276 @@
+"""Steps of a captured program beside one another: on streams that become branches of its graph.
+
+In a chain of small kernels most of a GPU is idle. What the chain does not need soon, such as the
+gradient of a weight, is put on a lane of its own, a stream beside that of the chain. Arrays that
+two lanes touch stay until all have met at the program's end: memory goes back to the lane that it
+came from, which does not know where the other is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rtxarr import _device
+from rtxarr.libs import blas
+from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._ir import Node
+
+__all__ = ["Dealt", "Lanes", "deal_out", "dealt", "write"]
+
+MOST = 4
+# In microseconds: a kernel without work, and what waiting for another lane takes.
+_START, _SWITCH = 1.5, 1.0
+_BYTES = 4e6  # a microsecond
+_OPERATIONS = {2: 5e8, 4: 4e7}  # of a product a microsecond, by the bytes of an element
+# What takes longer fills the GPU by itself.
+_SMALL = 15.0
+# The share of the time in one lane that several must do with.
+_WORTH = 0.95
+
+
+def deal_out(
+    costs: Sequence[float], needs: Sequence[Sequence[int]], movable: Sequence[bool]
+) -> list[int] | None:
+    """Return the lane of each step; None where one lane is as good.
+
+    Parameters
+    ----------
+    costs : sequence of float
+        Microseconds of each step, in an order in which they can run; 0 for what starts nothing.
+    needs : sequence of sequence of int
+        The steps that each waits for.
+    movable : sequence of bool
+        Whether a step may leave lane 0.
+    """
+    n = len(costs)
+    users: list[list[int]] = [[] for _ in range(n)]
+    for i, sources in enumerate(needs):
+        for p in sources:
+            users[p].append(i)
+    rest = [0.0] * n  # from the beginning of a step to the end of what waits for it
+    for i in reversed(range(n)):
+        rest[i] = costs[i] + max((rest[u] for u in users[i]), default=0.0)
+    lanes, ends, clocks = [0] * n, [0.0] * n, [0.0] * MOST
+
+    def start(i: int, lane: int) -> float:
+        return max([clocks[lane], *(ends[p] + _SWITCH * (lanes[p] != lane) for p in needs[i])])
+
+    for i in range(n):
+        last = max(needs[i], key=ends.__getitem__, default=None)
+        home = 0 if last is None else lanes[last]
+        if costs[i] == 0:
+            lanes[i] = home
+            ends[i] = max((ends[p] for p in needs[i]), default=0.0)
+            continue
+        if movable[i]:
+            # The longest way on keeps its lane; others go elsewhere when that is no later.
+            leaves = last is not None and any(rest[u] > rest[i] for u in users[last])
+            begins = {
+                lane: (start(i, lane) - _SWITCH * leaves * (lane != home), (lane == home) == leaves)
+                for lane in range(MOST)
+            }
+            lanes[i] = min(begins, key=begins.__getitem__)
+        ends[i] = clocks[lanes[i]] = start(i, lanes[i]) + costs[i]
+    return lanes if max(ends, default=0.0) < _WORTH * sum(costs) else None
+
+
+# ------------------------------------------------------------------------------ of a program
+
+
+class Dealt(NamedTuple):
+    """The steps of a program on lanes.
+
+    Attributes
+    ----------
+    lanes : list of int
+    needs : list of list of int
+        The steps that each waits for.
+    held : set of Node
+        What more than one lane touches.
+    products : tuple of bool
+        For each lane, whether it has a matrix product.
+    """
+
+    lanes: list[int]
+    needs: list[list[int]]
+    held: set[Node]
+    products: tuple[bool, ...]
+
+
+def dealt(steps: Sequence[Any], in_place: Any) -> Dealt | None:
+    """Return the steps of a program on lanes; None where one is as good.
+
+    ``in_place`` has the results that are written into inputs.
+    """
+    makers = {n: i for i, step in enumerate(steps) for n in step.results}
+    needs = [sorted({makers[n] for n in step.sources if n in makers}) for step in steps]
+    for i, step in enumerate(steps):
+        if not in_place.keys().isdisjoint(step.results):
+            needs[i] = list(range(i))  # others may still read what it writes over
+    costs = [_cost(step) for step in steps]
+    movable = [
+        0 < cost <= _SMALL and (step.loops is not None or _is_product(step))
+        for cost, step in zip(costs, steps, strict=True)
+    ]
+    lanes = deal_out(costs, needs, movable)
+    if lanes is None:
+        return None
+    products = [False] * (max(lanes) + 1)
+    for lane, step in zip(lanes, steps, strict=True):
+        products[lane] |= _is_product(step)
+    return Dealt(lanes, needs, _held(steps, lanes), tuple(products))
+
+
+def _is_product(step: Any) -> bool:
+    from rtxarr.polygraph._products import FUNCTIONS
+
+    if step.loops is not None:
+        return False
+    node = step.results[0]
+    return node.op == "matmul" or (node.op == "call" and node.attrs[0] in FUNCTIONS)
+
+
+def _cost(step: Any) -> float:
+    """Return about how many microseconds a step takes on a large GPU."""
+    arrays = [n for n in (*step.sources, *step.results) if n.dtype is not None]
+    moved = sum(n.size * n.dtype.itemsize for n in arrays) / _BYTES
+    if step.loops is not None:
+        return _START + moved
+    node = step.results[0]
+    if node.op in ir.VIEWS or node.op == "item":
+        return 0.0
+    if _is_product(step) and len(step.sources) > 1:
+        a, b = step.sources[:2]
+        n_columns = b.shape[-1] if b.ndim > 1 else 1
+        rate = _OPERATIONS.get(a.dtype.itemsize, 3e7)
+        return _START + max(moved, 2 * a.size * n_columns / rate)
+    return 2 * _START + moved
+
+
+def _held(steps: Sequence[Any], lanes: Sequence[int]) -> set[Node]:
+    """Return the results whose memory steps of several lanes may touch."""
+    owner: dict[Node, Node] = {}
+
+    def find(node: Node) -> Node:
+        while owner.setdefault(node, node) is not node:
+            node = owner[node]
+        return node
+
+    for step in steps:
+        if step.loops is None and not _is_product(step):  # it may give memory of its sources
+            for n in (*step.results, *step.sources):
+                owner[find(n)] = find(step.results[0])
+    touched: dict[Node, set[int]] = {}
+    for step, lane in zip(steps, lanes, strict=True):
+        for n in (*step.sources, *step.results):
+            touched.setdefault(find(n), set()).add(lane)
+    return {n for step in steps for n in step.results if len(touched[find(n)]) > 1}
+
+
+def write(
+    head: str, body: Sequence[tuple[list[str], list[str]]], tail: list[str], dealt: Dealt,
+    names: Mapping[Node, str],
+) -> str:  # fmt: skip
+    """Return the text of a program whose steps are on lanes.
+
+    ``body`` has, for each step, its lines and the names that it lets go of; ``names`` those of all.
+    """
+    lanes, needs = dealt.lanes, dealt.needs
+    held = {names[n] for n in dealt.held}
+    waits: list[list[int]] = []
+    seen: dict[tuple[int, int], int] = {}
+    for i, lane in enumerate(lanes):
+        waits.append([])
+        for p in reversed(needs[i]):
+            other = lanes[p]
+            if other != lane and seen.get((lane, other), -1) < p:
+                seen[lane, other] = p
+                waits[i].append(p)
+    marked = {p for found in waits for p in found}
+    lines = [head, f"lanes = Lanes({dealt.products})"]
+    inside = None  # the lane whose block goes on
+    for i, (text, dead) in enumerate(body):
+        lane = lanes[i]
+        events = ", ".join(f"e{p}" for p in waits[i])
+        if lane == 0:
+            inside = None
+            lines += [f"lanes.wait(0, {events})"] if events else []
+        elif inside != lane:
+            inside = lane
+            lines.append(f"with lanes.on({lane}{', ' * bool(events)}{events}):")
+        elif events:
+            lines.append(f"    lanes.wait({lane}, {events})")
+        indent = "    " * (lane > 0)
+        lines += [indent + line for line in text]
+        if free := [name for name in dead if name not in held]:
+            lines.append(indent + " = ".join([*free, "None"]))
+        if i in marked:
+            lines.append(f"{indent}e{i} = lanes.mark({lane})")
+    return "\n    ".join([*lines, "lanes.join()", *tail]) + "\n"
+
+
+class _Streams(threading.local):
+    def __init__(self) -> None:
+        self.made: dict[tuple[int, int], Any] = {}
+
+    def get(self, lane: int) -> Any:
+        cuda = _device.cupy.cuda
+        key = cuda.runtime.getDevice(), lane
+        if key not in self.made:
+            self.made[key] = cuda.Stream(non_blocking=True)
+        return self.made[key]
+
+
+_streams = _Streams()
+
+
+class Lanes:
+    """The current stream and others that begin where it is now; for one run of a program.
+
+    Parameters
+    ----------
+    products : tuple of bool
+        For each lane, whether it needs a workspace for matrix products.
+    """
+
+    def __init__(self, products: tuple[bool, ...]) -> None:
+        cuda = _device.cupy.cuda
+        self._event = cuda.Event
+        main = cuda.get_current_stream()
+        self._streams = [main, *map(_streams.get, range(1, len(products)))]
+        self._products = products
+        self._workspaces: dict[int, Any] = {}
+        begin = self.mark(0)
+        for stream in self._streams[1:]:
+            stream.wait_event(begin)
+
+    def mark(self, lane: int) -> Any:
+        """Return an event: what a lane has been given so far."""
+        event = self._event(disable_timing=True)
+        event.record(self._streams[lane])
+        return event
+
+    def wait(self, lane: int, *events: Any) -> None:
+        """Let a lane wait for events of others."""
+        for event in events:
+            self._streams[lane].wait_event(event)
+
+    @contextlib.contextmanager
+    def on(self, lane: int, *events: Any) -> Iterator[None]:
+        """Make a lane the current stream for a ``with`` block, after events of others."""
+        self.wait(lane, *events)
+        with self._streams[lane]:
+            if not self._products[lane]:
+                yield
+                return
+            if lane not in self._workspaces:
+                self._workspaces[lane] = _device.cupy.empty(blas.WORKSPACE_BYTES, "uint8")
+            with blas.use_workspace(self._workspaces[lane]):
+                yield
+
+    def join(self) -> None:
+        """Let the first lane wait for all that the others were given."""
+        self.wait(0, *map(self.mark, range(1, len(self._streams))))
