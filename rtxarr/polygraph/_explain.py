@@ -60,7 +60,7 @@ class StepReport:
             self.kind = "eager"
             self.title = title_of(step.results[0], step.run, on_gpu=_on_gpu(program))
         elif loops is None:
-            self.kind, self.title = "eager", "run by the array library"
+            self.kind, self.title = "eager", "run by a library"
         else:
             self.kind = loops.kind
             self.title = _title(loops)
@@ -451,7 +451,8 @@ def describe(node: Node) -> str:
         call = node if node.op == "call" else node.src[0]
         if call.attrs[0] in _products.FUNCTIONS:
             return _products.described(call)
-        return getattr(call.attrs[0], "__name__", "call")
+        function, options, _ = call.attrs
+        return dict(options).get("name", getattr(function, "__name__", "call"))
     return node.op
 
 

@@ -33,7 +33,7 @@ _WORDS = {
     "rows": "rows",
     "columns": "columns",
     "segments": "edges of a graph",
-    "eager": "run by the array library",
+    "eager": "run by a library",
 }
 
 # In pixels: letters and lines of the font, space inside of boxes and between them.

@@ -166,6 +166,10 @@ class Opaque:
     def __repr__(self) -> str:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
+    @property
+    def __name__(self) -> str:
+        return self.function.__name__.lstrip("_")
+
     def order(self, call: ir.Node, number: int) -> tuple[int, ...] | None:
         """Return the order of axes in which a result is expected in memory; None: as they are."""
         rule = _ORDERS.get(repr(self))
