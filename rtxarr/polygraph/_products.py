@@ -174,11 +174,24 @@ class _Found:
         updates = [(number, new[n]) for number, n in graph.updates]
         return Graph(graph.inputs, [new[n] for n in graph.outputs], updates, graph.scalars)
 
-    def needs(self, node: Node, without: Iterable[Node]) -> bool:
-        """Tell whether results need a node if those ``without`` are computed in another way."""
-        leaves = [*without]
-        found = ir.topological(self.graph.roots, leaves)
-        return node in found[len(leaves) :]
+    def needs(self, node: Node, without: Node, leaves: Mapping[Node, frozenset[Node]]) -> bool:
+        """Tell whether anything reads a node but what only ``without`` is made of.
+
+        ``leaves`` are those of ``_leaves``: what has others than ``without`` is no part of it.
+        """
+        stack, seen = [node], {node, without}
+        while stack:
+            at = stack.pop()
+            if at in self.roots:
+                return True
+            for user in self.users[at]:
+                if user in seen:
+                    continue
+                if user not in leaves or not leaves[user] <= leaves[without]:
+                    return True
+                seen.add(user)
+                stack.append(user)
+        return False
 
     def in_memory(self, node: Node) -> bool:
         """Tell whether a node is stored in any case."""
@@ -247,21 +260,20 @@ def _is_linear(node: Node) -> bool:
 def product_of(node: Node) -> Product | None:
     """Return what a product multiplies and adds; None for other nodes."""
     if node.op == "matmul":
-        return Product(*node.src)
+        return Product(node.src[0], node.src[1])
     if _is_linear(node):
         x, weight, *bias = node.src[0].src
-        n = weight.shape[0]
         if len({s.dtype for s in node.src[0].src}) > 1 or x.ndim < 2:
             return None
         rows = ir.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
-        return Product(rows, ir.permute(weight, (1, 0)), *(ir.reshape(v, (n,)) for v in bias))
+        return Product(rows, ir.permute(weight, (1, 0)), bias[0] if bias else None)
     if node.op == "item" and node.src[0].op == "call" and node.src[0].attrs[0] is product:
         call = node.src[0]
         options = dict(call.attrs[1])
         if options.get("epilogue"):
             return None
         more = dict(zip(options.get("names", ()), call.src[2:], strict=True))
-        return Product(*call.src[:2], **more, scale=options.get("scale", 1.0))
+        return Product(call.src[0], call.src[1], scale=options.get("scale", 1.0), **more)
     return None
 
 
@@ -469,7 +481,8 @@ def _activations(found: _Found) -> None:
     of_one: dict[Node, list[Node]] = {}
     for node, of in leaves.items():
         if len(of) == 1:
-            of_one.setdefault(*of, []).append(node)  # type: ignore[misc]
+            (base,) = of
+            of_one.setdefault(base, []).append(node)
     for base, cone in of_one.items():
         whole = product_of(base)
         if whole is None or not dtypes.is_floating(base.dtype):
@@ -483,7 +496,8 @@ def _activations(found: _Found) -> None:
             kind = next((k for k, f in _KINDS.items() if _near(got, f(_LINE))), None)
             if kind is None:
                 continue
-            why = _take_activation(found, base, whole, y, kind)
+            needed = found.needs(base, y, leaves)
+            why = _take_activation(found, base, whole, y, kind, needed)
             found.note(base, f"{kind} left out: {why}" if why else f"takes in {kind}")
             break
 
@@ -491,10 +505,13 @@ def _activations(found: _Found) -> None:
 _KINDS = {"relu": _relu, "gelu": _gelu}
 
 
-def _take_activation(found: _Found, base: Node, whole: Product, y: Node, kind: str) -> str:
+def _take_activation(
+    found: _Found, base: Node, whole: Product, y: Node, kind: str, needed: bool
+) -> str:
+    """Put a product with an activation in the place of a node; return why not, or ""."""
     if kind == "gelu" and not dtypes.is_half(base.dtype):
         return "the library's is right to 5e-6"
-    if not found.needs(base, [y]):
+    if not needed:
         why = found.refusal_of(whole, kind)
         if not why:
             found.put(y, whole.sources, _in_shape(made_of(whole, kind), y.shape))
@@ -554,7 +571,10 @@ def _slopes(found: _Found) -> None:
             if not (_near(got[0], slope) and _near(got[1], -2.5 * slope)):  # type: ignore[arg-type]
                 continue
             done.add(g)
-            why = _take_slope(found, g, s, d, kind)
+            if found.needs(g, d, leaves):
+                why = "the product is needed elsewhere"
+            else:
+                why = _take_slope(found, g, s, d, kind)
             found.note(g, f"d{kind} left out: {why}" if why else f"takes in d{kind}")
 
 
@@ -572,9 +592,8 @@ _SMALL = 1 << 20  # elements of which a mask is not worth a kernel
 
 
 def _take_slope(found: _Found, g: Node, s: Node, d: Node, kind: str) -> str:
+    """Put a product times a slope in the place of a node; return why not, or ""."""
     m, n = g.shape
-    if found.needs(g, [d]):
-        return "the product is needed elsewhere"
     if kind == "relu" and (n % 128 or g.size < _SMALL):
         return "rows of no multiple of 128 elements, or few of them"
     sums = _column_sums(found, d)
@@ -643,6 +662,7 @@ def _bias_gradients(found: _Found) -> None:
 
     Where a kernel stores that operand, the kernel can do so itself.
     """
+    order = {node: i for i, node in enumerate(found.nodes)}
     for node in found.nodes:
         if node.op != "matmul" or node.ndim != 2 or not dtypes.is_floating(node.dtype):
             continue
@@ -656,8 +676,10 @@ def _bias_gradients(found: _Found) -> None:
         if base.op != "input" and (found.is_computed(base) or base.op in ir.VIEWS):
             continue
         sums = _column_sums(found, base) or _column_sums(found, g)
-        if sums is None or sums.shape != g.shape[1:] or found.reaches(x, sums):
+        if sums is None or sums.shape != g.shape[1:]:
             continue
+        if order[x] > order[sums] and found.reaches(x, sums):
+            continue  # it would have to be there before it is computed
         why = found.refusal(left, x, bias_grad=True)
         found.note(node, f"bias gradient left out: {why}" if why else "gives a bias gradient too")
         if why:
