@@ -19,37 +19,43 @@ def _key(index, i, n_rows):
 
 
 @functools.cache
-def by_rank(n_entries: int, n_parts: int):
+def by_rank(n_entries: int, n_parts: int, kind: type):
     """Return the kernel that compares each key with all others, for few keys.
 
     Blocks of ``(n_entries, n_parts)`` threads: x runs over entries, y over parts of the others.
+    ``kind`` is the NumPy type of integers that hold ``n_rows * n`` and more.
     """
     n_threads = n_entries * n_parts
-    shape = (n_parts, n_entries)
+    shape, last = (n_parts, n_entries), np.iinfo(kind).max
+
+    @cuda.jit(device=True)
+    def number(index, i, n_rows, n):
+        """Give a number to compare by: different for all entries, and in the order asked for."""
+        return kind(_key(index, i, n_rows) * n + i) if i < n else kind(last)
 
     @bounded(n_threads)
     def kernel(index, keys_out, order_out, n_rows):
-        others = cuda.shared.array(n_threads, np.int64)
-        counts = cuda.shared.array(shape, np.int64)
+        others = cuda.shared.array(n_threads, kind)
+        counts = cuda.shared.array(shape, np.int32)
         x, y, n = cuda.threadIdx.x, cuda.threadIdx.y, np.int64(index.size)
         i = np.int64(cuda.blockIdx.x) * n_entries + x
-        key = _key(index, i, n_rows) if i < n else n_rows
-        mine = key * n + i  # different for all entries, and in the order asked for
-        before = np.int64(0)
-        for base in range(0, n, n_threads):
-            j = base + y * n_entries + x
-            if j < n:
-                others[y * n_entries + x] = _key(index, j, n_rows) * n + j
+        mine, before = number(index, i, n_rows, n), np.int32(0)
+        j = np.int64(y * n_entries + x)
+        coming = number(index, j, n_rows, n)
+        for _ in range(0, n, n_threads):
+            others[y * n_entries + x] = coming
             cuda.syncthreads()  # the others are in place
-            for k in range(y * n_entries, min((y + 1) * n_entries, n - base)):
-                before += 1 if others[k] < mine else 0
+            j += n_threads
+            coming = number(index, j, n_rows, n)  # under way while these are compared with
+            for k in range(n_entries):
+                before += np.int32(others[y * n_entries + k] < mine)
             cuda.syncthreads()  # all have been compared with
         counts[y, x] = before
         cuda.syncthreads()  # the counts of all parts are in place
         if y == 0 and i < n:
             for part in range(1, n_parts):
                 before += counts[part, x]
-            keys_out[before] = key
+            keys_out[before] = _key(index, i, n_rows)
             order_out[before] = i
 
     return kernel

@@ -16,7 +16,7 @@ _FEW = 8192
 # Bits of a digit, threads of a block and entries of a thread, of a radix sort; and the block of the
 # comparison.
 _RADIX = (2, 4, 2) if _SIMULATING else (6, 256, 16)
-_RANK = (4, 2) if _SIMULATING else (64, 4)
+_RANK = (4, 2) if _SIMULATING else (64, 16)
 
 
 def group_rows(index: Any, n_rows: int) -> tuple[Any, Any]:
@@ -43,7 +43,7 @@ def group_rows(index: Any, n_rows: int) -> tuple[Any, Any]:
     dtype = np.int32 if n < 2**31 else np.int64
     keys, order = xp.empty(n, dtype=np.int64), xp.empty(n, dtype=dtype)
     if n <= _FEW:
-        kernel = by_rank(*_RANK)
+        kernel = by_rank(*_RANK, np.int32 if (n_rows + 1) * n < 2**31 else np.int64)
         launch(kernel, -(-n // _RANK[0]), (index, keys, order, n_rows), block=_RANK)
     else:
         keys, order = _radix_sort(xp, index, keys, order, n_rows)

@@ -293,7 +293,9 @@ def sort_cases():
     counts, totals, pointers = ("int64", 2, "C"), INTEGER_POINTERS, INTEGER_POINTERS
     for name in ("int64", "int32", "uint8"):
         index, order = (name, 1, "C"), ("int32", 1, "C")
-        yield f"by-rank-{name}", by_rank(64, 4), (index, pointers, order, "int64")
+        for kind in (np.int32, np.int64):
+            kernel = by_rank(64, 16, kind)
+            yield f"by-rank-{name}-{kind}", kernel, (index, pointers, order, "int64")
         for first in (True, False) if name == "int64" else (True,):
             _, count, scan, scatter = radix(6, 256, 16, first)
             yield f"count-{name}", count, (index, counts, "int64", "int64")
