@@ -284,8 +284,9 @@ def test_nothing_is_asked_of_empty_arrays(takes_all):
 class Layers(nn.Module):
     def __init__(self, width, activation, dtype):
         rx.random.seed(0)
-        self.up = nn.Linear(width, 2 * width, dtype=getattr(rx, dtype))
-        self.down = nn.Linear(2 * width, width, dtype=getattr(rx, dtype))
+        with rx.device("cpu"):
+            self.up = nn.Linear(width, 2 * width, dtype=getattr(rx, dtype))
+            self.down = nn.Linear(2 * width, width, dtype=getattr(rx, dtype))
         self.activation = activation
 
     def forward(self, x):
