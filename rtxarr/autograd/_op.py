@@ -217,7 +217,6 @@ def _meta(value, attribute):
     return getattr(value, attribute, () if attribute == "shape" else None)
 
 
-_COMMON = RECORDED | OBSERVED
 _SHOWN = OBSERVED | PROFILED
 
 
@@ -245,13 +244,15 @@ def apply(op: Op, args, kwargs):
         else:
             raw.append(arg)
     fwd = op.fwd
-    if mode > _COMMON:
+    if mode > RECORDED:
         if mode & AUTOCAST and op.policy is not None:
             cast_arguments(op.policy, args, raw)
         if mode & WITNESSED:
             state.witness.see(args)
         if mode & PROFILED:
             fwd = state.profile.timed(op)
+        if tracked and mode & RECORDED and state.frame is not None:
+            state.frame.begin(op, tracked, raw, kwargs)
     try:
         out = fwd(*raw, **kwargs) if kwargs else fwd(*raw)
     except (TypeError, ValueError, IndexError, MemoryError) as error:

@@ -12,6 +12,7 @@ from rtxarr._replay import moment
 from rtxarr.autograd import custom_op as differentiable
 from rtxarr.autograd import is_recomputing, is_recording
 from rtxarr.autograd._autocast import active_dtype
+from rtxarr.autograd._checkpoint import repeated
 from rtxarr.autograd._tape import Tensor, raw, store_of
 from rtxarr.kernels import fp8
 from rtxarr.libs.blas import matmul_fp8
@@ -229,14 +230,11 @@ class Fp8Linear(Linear):
         recorded = is_recording()
         for_x = recorded and isinstance(x, Tensor) and x.requires_grad
         for_weight = recorded and self.weight.requires_grad
-        if self.training and not is_recomputing():
-            fp8.advance(self.amax_history.data, self.amax.data, self.scales.data, self._limits)
         rows = _rows(raw(x))
-        self._see(_X, rows)
-        self._see(_WEIGHT, self.weight.data)
-        scales = self.scales.data.copy()  # those of this call, for its backward pass
+        scales, round_grad = repeated(lambda: self._begin(rows))
         of_x, of_weight, of_grad = (scales[i, :1] for i in range(3))
         codes, turned = self._round(_X, rows, of_x, turned=for_weight)
+        weight = repeated(lambda: self._round_weight(of_weight, turned=for_x))
         dtype = active_dtype() or raw(x).dtype
         dtype = np.dtype("float32") if dtype == np.float64 else dtype
         return fp8_linear(
@@ -245,11 +243,21 @@ class Fp8Linear(Linear):
             self.bias,
             codes,
             _Scaled(turned, of_x),
-            self._round_weight(of_weight, turned=for_x),
+            weight,
             of_grad,
-            self._round_first_gradient if _GRAD in self._unsure else self._round_gradient,
+            round_grad,
             dtype=dtype,
         )
+
+    def _begin(self, rows):
+        """Give a copy of the scales, for one call, and what rounds the gradient that comes back."""
+        if self.training:
+            fp8.advance(self.amax_history.data, self.amax.data, self.scales.data, self._limits)
+        self._see(_X, rows)
+        self._see(_WEIGHT, self.weight.data)
+        first = _GRAD in self._unsure
+        round_grad = self._round_first_gradient if first else self._round_gradient
+        return self.scales.data.copy(), round_grad
 
     def _round(self, place, array, scale, *, turned):
         """Give the codes of a matrix, and of its transpose or None; note its largest size."""
@@ -269,8 +277,8 @@ class Fp8Linear(Linear):
         eager one make new ones at the same time; in evaluation, until something changes.
         """
         now = moment()
-        counts = store_of(self.weight)[0], store_of(self.scales)[0], self.training
         weight = self.weight.data
+        counts = store_of(self.weight)[0], store_of(self.scales)[0], self.training
         known = self._kept.find()
         if (
             known is not None

@@ -242,6 +242,25 @@ def test_a_checkpoint_repeats_with_the_same_scales():
         assert_close(a, b, exact=True)
 
 
+def test_checkpoints_of_one_layer_repeat_each_with_its_scales(rounded_weights):
+    grads = []
+    for call in (lambda f, x: f(x), rx.checkpoint, lambda f, x: rx.checkpoint(rx.checkpoint, f, x)):
+        layer = layer_of(32, 16)
+        x = rx.Tensor(made(32, 32), requires_grad=True)
+        rounded_weights.clear()
+        for step in range(3):
+            layer.zero_grad()
+            x.grad = None
+            parts = [call(layer, x * (step + n)) for n in (1, 2, 3)]
+            rx.mean((parts[0] * parts[1] - parts[2]) ** 2).backward()
+        assert len(rounded_weights) == 3
+        grads.append([x.grad, *(p.grad for p in layer.parameters())])
+        grads[-1] += [b.data for b in layer.buffers()]
+    for found in grads[1:]:
+        for a, b in zip(grads[0], found, strict=True):
+            assert_close(a, b, exact=True)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_it_trains_almost_as_a_linear_layer_does(device):
     losses = []
