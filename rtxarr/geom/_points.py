@@ -245,7 +245,7 @@ class _Job:
     """A search: points and queries that were checked, and the clouds that they belong to."""
 
     def __init__(self, x, y, ptr, y_ptr, loops):
-        self.x = checked("x", x)
+        self.x, self.ends = _checked("x", x)
         self.xp = _device.namespace(self.x)
         self.ptr = checked_ptr("ptr", ptr, self.x)
         self.others = y is None and not loops
@@ -282,13 +282,10 @@ class _Job:
             )
 
     def grid(self, width, crowd=None):
-        grid = points.build_grid(self.x, self.ptr, width, crowd=crowd)
-        if self.y is self.x:
-            return grid, grid.order
-        lo, dims = (np.asarray(on_host(a)) for a in (grid.lo, grid.dims))
-        lo = lo.astype(self.x.dtype)
-        cells = points.cells_of(self.y, self.batches, lo, grid.inverse, dims)
-        return grid, self.xp.argsort(cells, stable=True)
+        n_clouds = self.ptr.shape[0] - 1
+        batches = self.batches if self.y is self.x else cloud_of(self.ptr, self.x)
+        grid = points.build_grid(self.x, batches, n_clouds, self.ends, width, crowd=crowd)
+        return grid, points.visits(self.y, self.batches, n_clouds, grid, same=self.y is self.x)
 
     def nearest(self, k, r=None, limit=np.inf):
         width, crowd = self.width(3 * k / 8), max(3 * k / 8, 1)
@@ -308,7 +305,8 @@ class _Job:
         n_clouds = self.ptr.shape[0] - 1
         if n_axes > 3 or n < 64 * n_clouds:
             return None
-        extents = points.extent(self.x)[1]
+        low, high = (end.astype(np.float64) for end in self.ends)
+        extents = high - low
         extents = np.sort(extents[extents > 0])
         while extents.size and np.all(np.isfinite(extents)):
             share = max(per_cell, 1) * n_clouds / n
@@ -321,6 +319,11 @@ class _Job:
 
 def checked(name: str, x: Any) -> Any:
     """Return points as NumPy's or CuPy's float32 or float64, or refuse them."""
+    return _checked(name, x)[0]
+
+
+def _checked(name, x):
+    """Return the same, and the lowest and highest coordinates."""
     x = raw(x)
     if not _device.is_array(x) or x.ndim != 2 or not isdtype(x.dtype, "real floating"):
         got = f"shape {x.shape} of {x.dtype}" if _device.is_array(x) else type(x).__name__
@@ -331,13 +334,14 @@ def checked(name: str, x: Any) -> Any:
         x = xp.astype(x, xp.float32)
     if x.shape[1] == 0:
         raise ValueError(f"{name} must have at least one axis, got shape {x.shape}")
-    bad = ~xp.all(xp.isfinite(x), axis=1)
-    if bool(xp.any(bad)):
-        point = int(xp.argmax(bad))
+    x = xp.ascontiguousarray(x)
+    ends = points.ends(x)
+    if not np.all(np.isfinite(ends)):
+        point = int(xp.argmax(~xp.all(xp.isfinite(x), axis=1)))
         raise ValueError(
             f"{name} must have finite coordinates, got {on_host(x[point])} at point {point}"
         )
-    return xp.ascontiguousarray(x)
+    return x, ends
 
 
 def checked_ptr(name: str, ptr: Any, x: Any) -> Any:
@@ -358,6 +362,8 @@ def checked_ptr(name: str, ptr: Any, x: Any) -> Any:
 def cloud_of(ptr: Any, x: Any) -> Any:
     """Return the cloud of each point."""
     xp = _device.namespace(ptr)
+    if ptr.shape[0] == 2:
+        return xp.zeros(x.shape[0], dtype=xp.int64, device=_device.device_of(x))
     found = xp.searchsorted(ptr, iota(x, x.shape[0]), side="right") - 1
     return xp.astype(found, xp.int64, copy=False)
 

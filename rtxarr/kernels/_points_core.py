@@ -6,7 +6,7 @@ number comes first. So what is found depends on neither the device nor the grid.
 
 Points are sorted by the cells of a grid over their first three axes, or are all in one cell. A
 search looks at cells in cubes of growing size around the query's own, until what is outside the
-cube is further than what has been found. ``_SLACK``, a part of a cell's width, is far more than
+cube is further than what has been found. ``SLACK``, a part of a cell's width, is far more than
 rounding can move a point in a grid of up to ``MOST_CELLS`` an axis.
 """
 
@@ -18,7 +18,8 @@ from types import SimpleNamespace
 import numpy as np
 
 MOST_CELLS = 4096
-_SLACK = np.float32(0.01)
+SLACK = np.float32(0.01)
+TINY = float(np.finfo(np.float32).tiny), float(np.finfo(np.float64).tiny)
 
 
 def build(
@@ -29,7 +30,7 @@ def build(
     ``scalar`` is the type in which cells are reckoned, and ``in_space`` is for points with three
     axes only.
     """
-    zero, infinity, slack = scalar(0), scalar(np.inf), scalar(_SLACK)
+    zero, infinity, slack = scalar(0), scalar(np.inf), scalar(SLACK)
 
     if in_space:
 
@@ -139,6 +140,8 @@ def build(
         @jit
         def search(y, query, batch, grid, skip, limit, kept):
             _, _, cells, lo, inverse, width, dims = grid
+            # Squares so small round by more than the slack.
+            tiny = TINY[0] if y.itemsize == 4 else TINY[1]
             tx, cx = position(y, query, 0, lo, inverse, dims)
             ty, cy = position(y, query, 1, lo, inverse, dims)
             tz, cz = position(y, query, 2, lo, inverse, dims)
@@ -162,7 +165,7 @@ def build(
                 more = side < infinity
                 if more and side > slack:
                     reach = (side - slack) * width
-                    more = worst(count, kept, limit) >= reach * reach
+                    more = worst(count, kept, limit) + tiny >= reach * reach
                 ring += 1
             return count
 

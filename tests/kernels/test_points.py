@@ -15,8 +15,6 @@ def both(place, monkeypatch):
     """Give a function that calls another on the host and where kernels run, and compares."""
 
     def moved(x):
-        if isinstance(x, points.Grid):
-            return points.Grid(*map(moved, x))
         return _device.to_device(x, place) if isinstance(x, np.ndarray) else x
 
     def call(function, *arguments, **options):
@@ -44,34 +42,117 @@ def cloud(place, dtype, n_axes, seed=0):
     return x.astype(dtype), ptr, np.repeat(np.arange(4), np.diff(ptr))
 
 
+def prepare(x, batches, y, y_batches, n_batches, width, crowd=None):
+    """Give a grid, and an order of queries."""
+    grid = points.build_grid(x, batches, n_batches, points.ends(x), width, crowd=crowd)
+    return grid, points.visits(y, y_batches, n_batches, grid, same=x is y)
+
+
+def nearest(x, batches, y, y_batches, n_batches, width, k, **options):
+    grid, visit = prepare(x, batches, y, y_batches, n_batches, width, options.pop("crowd", None))
+    counts, distances, indices = points.nearest(y, y_batches, visit, grid, k, **options)
+    found = np.arange(k) < _device.to_device(counts, "cpu")[:, None]
+    return counts, *(_device.to_device(a, "cpu")[found] for a in (distances, indices))
+
+
+def all_within(x, batches, y, y_batches, n_batches, width, limit, **options):
+    grid, visit = prepare(x, batches, y, y_batches, n_batches, width)
+    return points.all_within(y, y_batches, visit, grid, limit, **options)
+
+
+def same(found):
+    for want, got in zip(*found, strict=True):
+        equal(want, got)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n_axes", "width"), [(1, 0.5), (2, 0.7), (3, 0.9), (3, None), (5, None)])
 def test_neighbours_are_those_of_the_host(place, both, dtype, n_axes, width):
-    x, ptr, batches = cloud(place, dtype, n_axes)
-    want_grid, grid = both(points.build_grid, x, ptr, width)
-    for a, b in zip(want_grid, grid, strict=True):
-        equal(np.asarray(a), b if _device.is_device_array(b) else np.asarray(b))
-    visit = want_grid.order
+    x, _, batches = cloud(place, dtype, n_axes)
     for others in (False, True):
-        want, got = both(points.nearest, x, batches, visit, want_grid, 6, others=others)
-        equal(want[0], got[0])
-        found = np.arange(6) < want[0][:, None]
-        for a, b in zip(want[1:], got[1:], strict=True):
-            equal(a[found], _device.to_device(b, "cpu")[found])
-        want, got = both(points.all_within, x, batches, visit, want_grid, 0.8, others=others)
-        for a, b in zip(want, got, strict=True):
-            equal(a, b)
+        own = x, batches, x, batches, 4, width
+        same(both(nearest, *own, 6, others=others))
+        same(both(all_within, *own, 0.8, others=others))
+    y = (2 * x[::3] - x[:1]).astype(dtype)  # many of them outside
+    same(both(nearest, x, batches, y, batches[::3].copy(), 4, width, 3, others=False))
+    same(both(all_within, x, batches, y, batches[::3].copy(), 4, width, 0.5, others=False))
+
+
+SHAPES = {
+    "equal": lambda rng, n: np.ones((n, 3)),
+    "lattice": lambda rng, n: rng.integers(0, 3, (n, 3)),  # ties and duplicates
+    "flat": lambda rng, n: rng.random((n, 3)) * [1, 0, 1],
+    "outlier": lambda rng, n: np.concatenate([rng.random((n - 1, 3)), [[1e6, 0, 0]]]),
+    "far": lambda rng, n: rng.random((n, 3)) + 1e4,
+    "large": lambda rng, n: rng.random((n, 3)) * 1e30,  # squares overflow
+    "small": lambda rng, n: rng.random((n, 3)) * 1e-30,
+}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_neighbours_are_those_of_the_host_whatever_the_shape(place, both, dtype, shape):
+    n = 14 if place == "cpu" else 2000
+    x = SHAPES[shape](np.random.default_rng(1), n).astype(dtype)
+    batches = np.zeros(n, np.int64)
+    extent = float(np.ptp(x, axis=0).max())
+    width = extent / (3 if place == "cpu" else 12) or None
+    own = x, batches, x, batches, 1, width
+    same(both(nearest, *own, 5, others=True, crowd=2))
+    y = x + (x - x[:1]) * x.dtype.type(1e3)
+    same(both(nearest, x, batches, y, batches, 1, width, 2, others=False))
+    same(both(all_within, *own, min((extent / 8) ** 2, 1e38), others=False))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_axes", [3, 4])
+@pytest.mark.parametrize("k", [1, 4, 5, 9, 11, 30])
+def test_lists_of_any_length(place, both, monkeypatch, dtype, n_axes, k):
+    """Long ones take several searches, each for what comes after that before."""
+    x, _, batches = cloud(place, dtype, n_axes)
+    monkeypatch.setattr(points, "_LENGTHS", (1, 4, 8))
+    own = x, batches, x, batches, 4, None if n_axes > 3 else 1.5
+    same(both(nearest, *own, k, others=True))
+    same(both(nearest, *own, k, others=False, limit=1.0))
+    same(both(all_within, *own, 0.3, others=True))  # some have more than a list
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_axes", [1, 2, 3, 4])
+def test_ends_of_points(place, dtype, n_axes):
+    n = 20 if place == "cpu" else 100_000
+    x = np.random.default_rng(0).normal(size=(n, n_axes)).astype(dtype)
+    for bad in (None, np.nan, np.inf):
+        if bad is not None:
+            x[n // 2, n_axes - 1] = bad
+        low, high = points.ends(_device.to_device(x, place))
+        assert_close(low, np.min(x, axis=0), exact=True)
+        assert_close(high, np.max(x, axis=0), exact=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_axes", [1, 3, 5])
 @pytest.mark.parametrize("n", [1, 4])
-def test_far_points_are_those_of_the_host(place, both, dtype, n):
-    x, _, _ = cloud(place, dtype, 3)
+def test_far_points_are_those_of_the_host(place, both, dtype, n_axes, n):
+    x, _, _ = cloud(place, dtype, n_axes)
     x[:6] = x[0]  # equally far, all of them
     ptr = np.array([0, 6, x.shape[0]])
     want, got = both(points.farthest, x, ptr, np.array([2, 7]), n)
     equal(want, got)
     assert all(len(set(row)) == n for row in want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_axes", [2, 4])
+def test_far_points_of_clouds_with_several_blocks(place, both, monkeypatch, dtype, n_axes):
+    n, n_chosen = (70, 5) if place == "cpu" else (100_000, 100)
+    x = np.random.default_rng(2).normal(size=(n, n_axes)).round(1).astype(dtype)
+    for ptr, n_blocks in ([0, n], 4), ([0, n // 3, n], 2):
+        if place == "cpu":
+            monkeypatch.setattr(points, "_BLOCKS", n_blocks * (len(ptr) - 1))
+        ptr = np.array(ptr)
+        equal(*both(points.farthest, x, ptr, ptr[:-1] + 3, n_chosen))
 
 
 def test_compiled_code_that_was_kept_cannot_be_taken_for_another():

@@ -407,21 +407,49 @@ def sampling_cases():
 
 
 def points_cases():
-    from rtxarr.kernels._points_cuda import farthest, search, sort_rows
+    from rtxarr.kernels._points_cuda import append, search, sort_rows, tally
+
+    whole, cells = INTEGER_POINTERS, ("int32", 1, "C")
+    for name in ("float32", "float64"):
+        flat, rows, dtype = (name, 1, "C"), (name, 2, "C"), dtype_of(name)
+        found = (whole, whole, flat, whole)
+        box = (*(name,) * 5, *("int64",) * 3)
+        for packed in (True, False):
+            first = (flat, whole, flat, cells, *box) if packed else (rows, whole, rows, whole)
+            title = f"{name}{'-packed' * packed}"
+            for n in (1, 16, 64 if name == "float32" else 32):
+                signature = (*first, "int64", name, "int64", "int64", *found)
+                yield f"nearest-{n}-{title}", search(dtype, n, packed), signature
+            signature = (*first, "int64", name, *found)
+            yield f"tally-{title}", tally(dtype, packed), signature
+            yield f"append-{title}", append(dtype, packed), signature
+        yield f"sort-{name}", sort_rows(dtype), (whole, flat, whole)
+
+
+def points_grid_cases():
+    from rtxarr.kernels._points_grid_cuda import ends, sort
+
+    whole, half = INTEGER_POINTERS, ("int32", 1, "C")
+    for name in ("float32", "float64"):
+        flat, rows, dtype = (name, 1, "C"), (name, 2, "C"), dtype_of(name)
+        yield f"ends-{name}", ends(dtype), (flat, "int64", (name, 3, "C"))
+        box = (*(name,) * 4, *("int64",) * 3)
+        yield f"count-{name}", sort(dtype).count, (rows, whole, *box, half, half, half)
+        yield f"move-{name}", sort(dtype).move, (rows, half, half, half, flat, whole)
+
+
+def farthest_cases():
+    from rtxarr.kernels._farthest_cuda import pack, rounds
 
     whole = INTEGER_POINTERS
     for name in ("float32", "float64"):
         flat, rows, dtype = (name, 1, "C"), (name, 2, "C"), dtype_of(name)
-        grid = (rows, whole, whole, flat, name, name, whole)
-        found = (whole, flat, whole)
-        signature = (whole, rows, whole, *grid, "int64", name, "int64", whole, "int64", *found)
-        for kind in ("insert", "append", "tally"):
-            for in_space in (False, True):
-                title = f"search-{kind}-{name}{'-in-space' * in_space}"
-                yield title, search(kind, dtype, in_space), signature
-        yield f"sort-{name}", sort_rows(dtype), (whole, flat, whole)
-        signature = (rows, whole, whole, ("int64", 2, "C"), flat)
-        yield f"farthest-{name}", farthest(dtype), signature
+        yield f"pack-{name}", pack(dtype), (rows, flat)
+        between = (name, 3, "C"), ("int64", 3, "C"), ("int64", 2, "C")
+        for packed in (True, False):
+            x = flat if packed else rows
+            signature = (x, flat, whole, whole, *between, "int64", "int64")
+            yield f"rounds-{name}{'-packed' * packed}", rounds(dtype, packed), signature
 
 
 def gather_cases():
