@@ -129,33 +129,35 @@ class _HopSampler:
 
     def _sample(self, nodes, ptr, epoch):
         epoch = _integer("epoch", epoch, 0, 2**63)
-        xp = _device.namespace(nodes)
+        graph = self.graph
         ptr = like(nodes, np.asarray(ptr, dtype=np.int64))
         n_batches = ptr.shape[0] - 1
-        hops, frontiers = [], [(nodes, ptr)]
+        hops, parts = [], []
         for hop, n in enumerate(self.fanout):
             key, stream = stream_of(self.seed, self._domain, epoch, hop)
-            offsets, edges = self._draw(nodes, n, key, stream)
-            edge_ptr = xp.take(offsets, ptr)
-            src = xp.take(self.graph.indices, edges)
-            local, nodes, ptr = sampling.renumber(nodes, ptr, src, edge_ptr, self.graph.n_src)
-            hops.append((offsets, local, xp.take(self.graph.edge_ids, edges), on_host(edge_ptr)))
-            frontiers.append((nodes, ptr))
-        bounds = [on_host(at) for _, at in frontiers]
-        return [self._batch(hops, bounds, nodes, b) for b in range(n_batches)]
+            offsets, write = self._begin_draw(nodes, ptr, n, key, stream)
+            indptrs, bounds = sampling.cut_offsets(offsets, ptr)
+            part, edge_part = on_host(bounds)  # a hop waits here for a GPU, and only here
+            nodes, edges = nodes[: part[-1]], write(edge_part[-1])
+            src, ids = sampling.gather_edges(edges, graph.indices, graph.edge_ids)
+            local, nodes, ptr = sampling.number_reached(nodes, ptr, src, bounds[1], graph.n_src)
+            hops.append((indptrs, local, ids, edge_part))
+            parts.append(part)
+        parts.append(on_host(ptr))
+        return [self._batch(hops, parts, nodes, b) for b in range(n_batches)]
 
-    def _batch(self, hops, bounds, nodes, b):
+    def _batch(self, hops, parts, nodes, b):
         """Cut batch ``b`` out of what was drawn for all."""
         graphs, edge_ids = [], []
-        for hop, (offsets, local, ids, edge_ptr) in enumerate(hops):
-            begin, end = bounds[hop][b], bounds[hop][b + 1]
-            first, last = edge_ptr[b], edge_ptr[b + 1]
-            n_src = bounds[hop + 1][b + 1] - bounds[hop + 1][b]
-            indptr = offsets[begin : end + 1] - first
+        for hop, (indptrs, local, ids, edge_part) in enumerate(hops):
+            begin, end = parts[hop][b : b + 2]
+            first, last = edge_part[b : b + 2]
+            n_src = parts[hop + 1][b + 1] - parts[hop + 1][b]
+            indptr = indptrs[begin + b : end + b + 1]
             graphs.append(Graph._made(indptr, local[first:last], n_src, None, nested=True))
             edge_ids.append(ids[first:last])
-        nodes = nodes[bounds[-1][b] : bounds[-1][b + 1]]
-        n_seeds = bounds[0][b + 1] - bounds[0][b]
+        nodes = nodes[parts[-1][b] : parts[-1][b + 1]]
+        n_seeds = parts[0][b + 1] - parts[0][b]
         if not self.directional:
             inner, ids = induced(self.graph, nodes)
             graphs, edge_ids = [inner] * len(graphs), [ids] * len(graphs)
@@ -222,15 +224,19 @@ class NeighborSampler(_HopSampler):
             self._weights = _edge_weights(graph, weight)
             self._sums, self._available = sampling.sum_rows(graph.indptr, self._weights)
 
-    def _draw(self, nodes, n, key, stream):
-        xp = _device.namespace(nodes)
-        first, degrees = rows_of(self.graph, nodes)
-        weighted = {}
-        if self._weights is not None:
-            available = xp.take(self._available, nodes)
-            weighted = {"weights": self._weights, "sums": self._sums, "available": available}
-        return sampling.draw(
-            nodes, first, degrees, n, key=key, stream=stream, replace=self.replace, **weighted
+    def _begin_draw(self, nodes, ptr, n, key, stream):
+        first, degrees, usable = sampling.look_up(self.graph.indptr, nodes, ptr, self._available)
+        return sampling.begin_draw(
+            nodes,
+            first,
+            degrees,
+            n,
+            key=key,
+            stream=stream,
+            replace=self.replace,
+            weights=self._weights,
+            sums=self._sums,
+            available=usable,
         )
 
 
@@ -271,10 +277,10 @@ class LaborSampler(_HopSampler):
     ):
         super().__init__(graph, fanout, seed=seed, directional=directional)
 
-    def _draw(self, nodes, n, key, stream):
-        first, degrees = rows_of(self.graph, nodes)
+    def _begin_draw(self, nodes, ptr, n, key, stream):
+        first, degrees, _ = sampling.look_up(self.graph.indptr, nodes, ptr)
         indices = self.graph.indices
-        return sampling.draw_labor(first, degrees, indices, n, key=key, stream=stream)
+        return sampling.begin_labor(first, degrees, indices, n, key=key, stream=stream)
 
 
 # ------------------------------------------------------------------------------ shared by samplers

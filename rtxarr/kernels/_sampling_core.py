@@ -22,9 +22,12 @@ import numpy as np
 
 _U = np.uint64  # numba turns a uint64 with a bare integer into a float64
 _S32, _ONE = _U(32), _U(1)
-_MASK = _U(0xFFFFFFFF)
+_MASK = LOW_HALF = _U(0xFFFFFFFF)
 _LAST = _U(0xFFFFFFFFFFFFFFFF)
-_SPREAD, _MIX = _U(0x9E3779B1), _U(0x85EBCA77)
+SPREAD, MIX = _U(0x9E3779B1), _U(0x85EBCA77)
+
+# Candidates that a walk looks at before all are weighed.
+TRIES = 16
 
 
 def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespace:
@@ -64,6 +67,12 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
             out[place] = edge
 
     @jit
+    def arrival_of(word, rate):
+        """Return when a clock of the rate ``rate`` rings first."""
+        u = (np.float64(word >> _U(12)) + 0.5) * 2.0**-52
+        return div(-log(u), rate)
+
+    @jit
     def first_arrivals(out, arrivals, begin, n, first, degree, weights, node, stream, key):
         """Write the ``n`` edges whose clocks, running at the rates ``weights``, ring first."""
         if n == 0:
@@ -78,8 +87,7 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
             rate = weights[first + j]
             if rate <= 0.0:
                 continue
-            u = (np.float64(low >> _U(12)) + 0.5) * 2.0**-52
-            arrival = div(-log(u), rate)
+            arrival = arrival_of(low, rate)
             if count == n:
                 if arrival >= arrivals[begin + n - 1]:
                     continue
@@ -131,9 +139,8 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
         return n >= degree or multiply(word(src, 0, stream, key), _U(degree))[0] < _U(n)
 
     @jit
-    def row_of(indptr, i):
-        """Return the last row that begins at ``i`` or before: the one that holds entry ``i``."""
-        low, high = np.int64(0), np.int64(indptr.size - 1)
+    def row_between(indptr, low, high, i):
+        """Return the same of the rows ``low`` to ``high - 1``, of which one does."""
         while high - low > 1:
             middle = (low + high) >> 1
             if indptr[middle] <= i:
@@ -141,6 +148,11 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
             else:
                 high = middle
         return low
+
+    @jit
+    def row_of(indptr, i):
+        """Return the last row that begins at ``i`` or before: the one that holds entry ``i``."""
+        return row_between(indptr, np.int64(0), np.int64(indptr.size - 1), i)
 
     @jit
     def contains(values, low, high, wanted):
@@ -180,7 +192,7 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
     def slot_of(item, n_slots):
         """Return where a table of ``n_slots``, a power of two, begins to look for ``item``."""
         low, high = _U(item) & _MASK, _U(item) >> _S32
-        mixed = (low * _SPREAD) ^ (high * _MIX)
+        mixed = (low * SPREAD) ^ (high * MIX)
         return np.int64((mixed ^ (mixed >> _U(29))) & _U(n_slots - 1))
 
     @jit
@@ -226,7 +238,7 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
             while not found:
                 low, high = words(start, draw, stream, key)
                 draw += 1
-                if tries < 16:
+                if tries < TRIES:
                     edge = first + np.int64(bounded(low, stream, key, _U(degree)))
                     found = equal or before < 0
                     if not found:

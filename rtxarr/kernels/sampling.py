@@ -6,13 +6,34 @@ the CPU and a GPU draw the same, in whatever pieces. See ``_sampling_core`` for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr._device import _SIMULATING, launch, namespace, runs_kernels
 
-__all__ = ["draw", "draw_labor", "negatives", "partition", "renumber", "sum_rows", "walks"]
+__all__ = [
+    "begin_draw",
+    "begin_labor",
+    "cut_offsets",
+    "draw",
+    "draw_labor",
+    "gather_edges",
+    "look_up",
+    "negatives",
+    "number_reached",
+    "partition",
+    "renumber",
+    "sum_rows",
+    "walks",
+]
+
+# A block draws in shared memory up to so many edges a row.
+_FEW = 32
+
+# Blocks of kernels that go through lists of rows, however long.
+_BLOCKS = 2 if _SIMULATING else 2048
 
 
 def draw(
@@ -53,18 +74,44 @@ def draw(
         ``edges[offsets[i]:offsets[i + 1]]`` are those of ``nodes[i]``: rising, unless drawn with
         replacement.
     """
+    offsets, write = begin_draw(
+        nodes, first, degrees, n, key=key, stream=stream, replace=replace, weights=weights,
+        sums=sums, available=available,
+    )  # fmt: skip
+    return offsets, write(int(offsets[-1]))
+
+
+def begin_draw(
+    nodes: Any,
+    first: Any,
+    degrees: Any,
+    n: int,
+    *,
+    key: np.uint64,
+    stream: np.uint64,
+    replace: bool = False,
+    weights: Any = None,
+    sums: Any = None,
+    available: Any = None,
+) -> tuple[Any, Callable[[int], Any]]:
+    """Do as :func:`draw`, but return ``offsets`` and a function, which takes ``offsets[-1]``.
+
+    It returns the edges. So nothing waits for a GPU.
+    """
     xp = namespace(nodes, first, degrees)
     available = degrees if available is None else available
-    if n < 0:
-        counts, replace = available, False
-    elif replace:
-        counts = xp.where(available > 0, n, 0)
-    else:
-        counts = xp.where(available < n, available, n)
-    offsets = offsets_of(xp, counts)
-    out = xp.empty(int(offsets[-1]), dtype=np.int64)
+    replace = replace and n >= 0
+    offsets = offsets_of(xp, available, n, replace)
     rows, place = (nodes, first, degrees), (stream, key)
-    if not runs_kernels(nodes):
+
+    def write(n_drawn: int) -> Any:
+        out = xp.empty(n_drawn, dtype=np.int64)
+        if runs_kernels(nodes):
+            if weights is None or replace:
+                _write_on_gpu(rows, offsets, n, replace, sums, out, place)
+            else:
+                _write_weighted_on_gpu(xp, rows, available, offsets, n, weights, out, place)
+            return out
         from rtxarr.kernels import _sampling_njit as host
 
         if weights is None and n < 0:
@@ -78,22 +125,106 @@ def draw(
         else:
             arrivals = np.empty(out.size)
             host.draw_weighted(*rows, available, offsets, weights, arrivals, out, *place)
-        return offsets, out
+        return out
+
+    return offsets, write
+
+
+def _write_on_gpu(
+    rows: tuple, offsets: Any, n: int, replace: bool, sums: Any, out: Any, place: tuple
+) -> None:
     from rtxarr.kernels import _sampling_cuda as gpu
 
-    if weights is None and replace:
+    nodes, first, degrees = rows
+    if replace and sums is None:
         launch(gpu.draw_again, out.size, (*rows, offsets, out, *place))
-    elif weights is None:
+    elif replace:
+        launch(gpu.draw_weighted_again, out.size, (*rows, offsets, sums, out, *place))
+    elif 0 <= n <= _FEW:
+        kernel = gpu.draw_few(max(8, 1 << max(n - 1, 0).bit_length()))
+        launch(kernel, -(-nodes.size // gpu.ROWS), (*rows, offsets, out, *place), block=gpu.ROWS)
+    else:
         launch(gpu.keep, out.size, (first, degrees, offsets, out))
         if n > 0:
             launch(gpu.draw_subsets, nodes.size, (*rows, offsets, out, *place))
-    elif replace:
-        launch(gpu.draw_weighted_again, out.size, (*rows, offsets, sums, out, *place))
-    else:
+
+
+def _write_weighted_on_gpu(
+    xp: Any,
+    rows: tuple,
+    available: Any,
+    offsets: Any,
+    n: int,
+    weights: Any,
+    out: Any,
+    place: tuple,
+) -> None:
+    from rtxarr.kernels import _selection_cuda as gpu
+
+    nodes, first, degrees = rows
+    if out.size == 0:
+        return
+    lists = _list_rows(xp, first, degrees, offsets, n, weights.size)
+    done = (offsets, weights, lists.counters)
+    launch(
+        gpu.select_short,
+        _BLOCKS,
+        (*rows, *done, lists.short_rows, out, *place),
+        block=(gpu.LANES, gpu.GROUPS),
+    )
+    fits = 0 < n <= gpu.PIECE // 2
+    # The rows are different ones, and those of several pieces fill more than half of them.
+    half = 2 * weights.size // gpu.PIECE * n if fits else 0
+    none = xp.empty(0, dtype=np.int64)
+    best = xp.empty((2, 2 * half), dtype=np.int64)
+    best_keys, best_edges = best[0], best[1]
+    launch(
+        gpu.select_pieces,
+        _BLOCKS,
+        (*rows, *done, lists.pieces, lists.begin, lists.begin_long, n if fits else gpu.PIECE,
+         none, best_keys, best_edges, out, *place),
+        block=gpu.THREADS,
+    )  # fmt: skip
+    long_rows = lists.long_rows
+    if fits and half:
+        launch(
+            gpu.select_long,
+            min(_BLOCKS, long_rows.size),
+            (degrees, offsets, lists.counters, long_rows, lists.begin_long, n, none, best_keys,
+             best_edges, half, out),
+            block=gpu.THREADS,
+        )  # fmt: skip
+    elif not fits:
         arrivals = xp.empty(out.size, dtype=np.float64)
-        arguments = (*rows, available, offsets, weights, arrivals, out, *place)
-        launch(gpu.draw_weighted, nodes.size, arguments)
-    return offsets, out
+        launch(
+            gpu.draw_long,
+            long_rows.size,
+            (*rows, offsets, available, weights, lists.counters, long_rows, arrivals, out, *place),
+        )
+    launch(gpu.copy_rows, out.size, (first, degrees, offsets, lists.same, out))
+
+
+def _list_rows(xp: Any, first: Any, degrees: Any, offsets: Any, n: int, n_edges: int) -> Any:
+    """Find rows of the same node, and put those that must choose among their edges on lists."""
+    from rtxarr.kernels import _selection_cuda as gpu
+
+    n_rows = first.shape[0]
+    bits = _place_bits(n_rows, n_edges)
+    slots = xp.full(2 * n_rows, -1, dtype=np.int64)
+    head = (first, degrees, offsets, n, slots, bits)
+    launch(gpu.enter_rows, n_rows, head)
+    n_long = n_edges // gpu.PIECE + 1
+    lists = gpu.Lists(
+        same=xp.empty(n_rows, dtype=np.int64),
+        counters=xp.zeros(gpu.N_COUNTERS, dtype=np.int64),
+        short_rows=xp.empty(n_rows, dtype=np.int64),
+        pieces=xp.empty(n_rows + n_long, dtype=np.int64),
+        begin=xp.empty(n_rows, dtype=np.int64),
+        long_rows=xp.empty(n_long, dtype=np.int64),
+        begin_long=xp.empty(n_rows, dtype=np.int64),
+    )
+    launch(gpu.list_rows, n_rows, (*head, *lists))
+    return lists
 
 
 def sum_rows(indptr: Any, weights: Any) -> tuple[Any, Any]:
@@ -143,25 +274,145 @@ def draw_labor(
     -------
     offsets, edges : as of :func:`draw`
     """
+    offsets, write = begin_labor(first, degrees, indices, n, key=key, stream=stream)
+    return offsets, write(int(offsets[-1]))
+
+
+def begin_labor(
+    first: Any, degrees: Any, indices: Any, n: int, *, key: np.uint64, stream: np.uint64
+) -> tuple[Any, Callable[[int], Any]]:
+    """Do so as :func:`begin_draw` does."""
     xp = namespace(first, degrees, indices)
     n = 2**62 if n < 0 else n
-    counts = xp.empty(first.shape[0], dtype=np.int64)
-    head = first, degrees, indices, n
     if runs_kernels(first):
-        from rtxarr.kernels import _sampling_cuda as gpu
-
-        launch(gpu.count_kept, first.size, (*head, counts, stream, key))
-        offsets = offsets_of(xp, counts)
-        out = xp.empty(int(offsets[-1]), dtype=np.int64)
-        launch(gpu.write_kept, first.size, (*head, offsets, out, stream, key))
-        return offsets, out
+        return _labor_on_gpu(xp, first, degrees, indices, n, (stream, key))
     from rtxarr.kernels import _sampling_njit as host
 
+    counts = xp.empty(first.shape[0], dtype=np.int64)
+    head = first, degrees, indices, n
     host.count_kept(*head, counts, stream, key)
     offsets = offsets_of(xp, counts)
-    out = np.empty(int(offsets[-1]), dtype=np.int64)
-    host.write_kept(*head, offsets, out, stream, key)
-    return offsets, out
+
+    def write(n_drawn: int) -> Any:
+        out = np.empty(n_drawn, dtype=np.int64)
+        host.write_kept(*head, offsets, out, stream, key)
+        return out
+
+    return offsets, write
+
+
+def _labor_on_gpu(
+    xp: Any, first: Any, degrees: Any, indices: Any, n: int, place: tuple
+) -> tuple[Any, Callable[[int], Any]]:
+    from rtxarr.kernels import _selection_cuda as gpu
+
+    n_rows = first.shape[0]
+    none = xp.empty(0, dtype=np.int64)
+    lists = _list_rows(xp, first, degrees, none, n, indices.size)
+    counts = xp.empty(n_rows, dtype=np.int64)
+    counts_of_pieces = xp.empty_like(lists.pieces)
+    head = (first, degrees, indices, n, lists.counters)
+
+    def look(writes: bool, offsets: Any, out: Any) -> None:
+        launch(
+            gpu.kept_short(writes),
+            _BLOCKS,
+            (*head, lists.short_rows, counts, offsets, out, *place),
+            block=(gpu.LANES, gpu.GROUPS),
+        )
+        launch(
+            gpu.kept_pieces(writes),
+            _BLOCKS,
+            (*head, lists.pieces, lists.begin, counts_of_pieces, offsets, out, *place),
+            block=gpu.THREADS,
+        )
+
+    look(False, none, none)
+    kept = xp.empty(n_rows, dtype=np.int64)
+    arguments = (degrees, n, lists.same, lists.begin, counts_of_pieces, counts, kept)
+    launch(gpu.count_rows, n_rows, arguments)
+    launch(gpu.copy_counts, n_rows, (degrees, n, lists.same, kept))
+    offsets = offsets_of(xp, kept)
+
+    def write(n_drawn: int) -> Any:
+        out = xp.empty(n_drawn, dtype=np.int64)
+        look(True, offsets, out)
+        launch(gpu.copy_rows, n_drawn, (first, degrees, offsets, lists.same, out))
+        return out
+
+    return offsets, write
+
+
+def look_up(indptr: Any, nodes: Any, ptr: Any, available: Any = None) -> tuple[Any, Any, Any]:
+    """Return of each node where its edges begin, how many they are and how many have a weight.
+
+    Parameters
+    ----------
+    indptr : array of int64, shape (n_nodes + 1,)
+    nodes : array of int64, shape (n_rows,)
+    ptr : array of int64, shape (n_batches + 1,)
+        Nodes from ``ptr[-1]`` on are none, and have no edges.
+    available : array of int64, shape (n_nodes,), optional
+        How many edges of each node have a weight: by default all.
+
+    Returns
+    -------
+    first, degrees, usable : array of int64, shape (n_rows,)
+    """
+    xp = namespace(indptr, nodes, ptr)
+    if runs_kernels(nodes):
+        from rtxarr.kernels import _numbering_cuda as gpu
+
+        found = tuple(xp.empty_like(nodes) for _ in range(3))
+        available = indptr[:0] if available is None else available
+        launch(gpu.look_up, nodes.size, (nodes, ptr, indptr, available, *found))
+        return found
+    first = xp.take(indptr, nodes)
+    degrees = xp.take(indptr, nodes + 1) - first
+    return first, degrees, degrees if available is None else xp.take(available, nodes)
+
+
+def gather_edges(edges: Any, indices: Any, edge_ids: Any) -> tuple[Any, Any]:
+    """Return the source and the number of each of the ``edges``."""
+    xp = namespace(edges, indices, edge_ids)
+    if not runs_kernels(edges):
+        return xp.take(indices, edges), xp.take(edge_ids, edges)
+    from rtxarr.kernels import _numbering_cuda as gpu
+
+    src = xp.empty(edges.shape[0], dtype=indices.dtype)
+    ids = xp.empty(edges.shape[0], dtype=edge_ids.dtype)
+    launch(gpu.gather_edges, edges.size, (edges, indices, edge_ids, src, ids))
+    return src, ids
+
+
+def cut_offsets(offsets: Any, ptr: Any) -> tuple[Any, Any]:
+    """Cut the offsets of all rows into those of batches.
+
+    Parameters
+    ----------
+    offsets : array of int64, shape (n_rows + 1,)
+    ptr : array of int64, shape (n_batches + 1,)
+        Of the rows of each batch.
+
+    Returns
+    -------
+    cut : array of int64, shape (n_rows + n_batches,)
+        Those of batch ``b``, which begin at zero, are ``cut[ptr[b] + b:ptr[b + 1] + b + 1]``.
+    bounds : array of int64, shape (2, n_batches + 1)
+        ``ptr`` again, and where the edges of each batch begin among all.
+    """
+    xp = namespace(offsets, ptr)
+    n_batches = ptr.shape[0] - 1
+    if runs_kernels(offsets):
+        from rtxarr.kernels import _numbering_cuda as gpu
+
+        cut = xp.empty(offsets.shape[0] - 1 + n_batches, dtype=np.int64)
+        bounds = xp.empty((2, n_batches + 1), dtype=np.int64)
+        launch(gpu.cut_offsets, max(cut.size, n_batches + 1), (offsets, ptr, cut, bounds))
+        return cut, bounds
+    bounds = xp.stack([ptr, xp.take(offsets, ptr)])
+    parts = [offsets[ptr[b] : ptr[b + 1] + 1] - bounds[1, b] for b in range(n_batches)]
+    return xp.concat(parts) if parts else offsets[:0], bounds
 
 
 def renumber(nodes: Any, ptr: Any, src: Any, edge_ptr: Any, n_nodes: int) -> tuple[Any, Any, Any]:
@@ -187,33 +438,42 @@ def renumber(nodes: Any, ptr: Any, src: Any, edge_ptr: Any, n_nodes: int) -> tup
     ptr : array of int64, shape (n_batches + 1,)
         Of the nodes of each batch.
     """
+    local, out, out_ptr = number_reached(nodes, ptr, src, edge_ptr, n_nodes)
+    if out.shape[0] > 0:
+        out = out[: int(out_ptr[-1])]
+    return local, out, out_ptr
+
+
+def number_reached(
+    nodes: Any, ptr: Any, src: Any, edge_ptr: Any, n_nodes: int
+) -> tuple[Any, Any, Any]:
+    """Do as :func:`renumber`, but ``nodes`` may go on after ``ptr[-1]``: so nothing waits."""
     xp = namespace(nodes, ptr, src, edge_ptr)
     n_items = nodes.shape[0] + src.shape[0]
     local = xp.empty(src.shape[0], dtype=np.int32 if n_items < 2**31 else np.int64)
     out = xp.empty(n_items, dtype=np.int64)
+    out_ptr = xp.empty_like(ptr)
     if not runs_kernels(nodes):
         from rtxarr.kernels import _sampling_njit as host
 
         sizes = np.diff(ptr) + np.diff(edge_ptr)
         n_slots = _table_size(min(int(sizes.max(initial=0)), n_nodes))
         slots, places = np.empty(n_slots, dtype=np.int64), np.empty(n_slots, dtype=local.dtype)
-        out_ptr = np.empty_like(ptr)
         host.renumber(nodes, ptr, src, edge_ptr, slots, places, local, out, out_ptr)
         return local, out[: out_ptr[-1]].copy(), out_ptr
-    from rtxarr.kernels import _sampling_cuda as gpu
+    from rtxarr.kernels import _numbering_cuda as gpu
 
-    n_slots = _table_size(n_items)
-    slots = xp.full(n_slots, -1, dtype=np.int64)
-    places = xp.full(n_slots, n_items, dtype=np.int64)
-    table, batches = (slots, places), (nodes, ptr, src, edge_ptr)
-    launch(gpu.enter, n_items, (*batches, *table, n_nodes))
-    fresh = xp.empty(src.shape[0], dtype=np.int64)
-    launch(gpu.mark_first, src.size, (*batches, *table, fresh, n_nodes))
-    before = offsets_of(xp, fresh)
-    out_ptr = ptr + xp.take(before, edge_ptr)
-    arguments = (*batches, *table, before, out_ptr, local, out, n_nodes)
-    launch(gpu.number, n_items, arguments)
-    return local, out[: int(out_ptr[-1])], out_ptr
+    bits = _place_bits(n_items, n_nodes)
+    slots = xp.full(2 * n_items, -1, dtype=np.int64)
+    before = xp.empty(src.shape[0] + 1, dtype=local.dtype)
+    totals = xp.empty(n_tiles := -(-before.size // gpu.TILE), dtype=np.int64)
+    launch(gpu.enter, n_items, (nodes, ptr, src, edge_ptr, slots, bits))
+    launch(gpu.find, n_tiles, (ptr, src, edge_ptr, slots, bits, local, totals), block=gpu.BLOCK)
+    launch(gpu.sum_totals, 1, (totals,), block=gpu.SUMMING)
+    launch(gpu.rank, n_tiles, (ptr, src, edge_ptr, local, totals, before, out), block=gpu.BLOCK)
+    n_threads = max(n_items, ptr.size)
+    launch(gpu.number, n_threads, (nodes, ptr, edge_ptr, before, local, out, out_ptr))
+    return local, out, out_ptr
 
 
 def walks(
@@ -249,9 +509,13 @@ def walks(
     out = xp.empty((starts.shape[0] * per_start, length + 1), dtype=np.int64)
     arguments = (out, starts, per_start, indptr, indices, *weights, stream, key)
     if runs_kernels(starts):
-        from rtxarr.kernels import _sampling_cuda as gpu
+        from rtxarr.kernels import _sampling_cuda, _walks_cuda
 
-        launch(gpu.walks, out.shape[0], arguments)
+        if len(set(weights)) == 1:
+            launch(_sampling_cuda.walks, out.shape[0], arguments)
+        else:
+            n_blocks = -(-out.shape[0] // _walks_cuda.WALKS)
+            launch(_walks_cuda.walks_of_blocks, n_blocks, arguments, block=_walks_cuda.THREADS)
     else:
         from rtxarr.kernels import _sampling_njit as host
 
@@ -334,8 +598,24 @@ def partition(
     return parts
 
 
-def offsets_of(xp: Any, counts: Any) -> Any:
-    """Return where each row begins, and the end; int64."""
+def offsets_of(xp: Any, counts: Any, n: int = -1, again: bool = False) -> Any:
+    """Return where each row begins, and the end; int64.
+
+    With ``n`` of what is drawn from ``counts``: as many, again and again, or no more than there
+    are.
+    """
+    if runs_kernels(counts):
+        from rtxarr.kernels import _numbering_cuda as gpu
+
+        out = xp.empty(counts.shape[0] + 1, dtype=np.int64)
+        totals = xp.zeros(n_tiles := -(-out.size // gpu.TILE), dtype=np.int64)
+        if n_tiles > 1:
+            launch(gpu.sum_counts, n_tiles, (counts, n, int(again), totals), block=gpu.BLOCK)
+            launch(gpu.sum_totals, 1, (totals,), block=gpu.SUMMING)
+        launch(gpu.write_offsets, n_tiles, (counts, n, int(again), totals, out), block=gpu.BLOCK)
+        return out
+    if n >= 0:
+        counts = xp.where(counts > 0, n, 0) if again else xp.where(counts < n, counts, n)
     out = xp.zeros(counts.shape[0] + 1, dtype=np.int64)
     out[1:] = xp.cumulative_sum(counts, dtype=np.int64)
     return out
@@ -344,3 +624,14 @@ def offsets_of(xp: Any, counts: Any) -> Any:
 def _table_size(n: int) -> int:
     """Return a power of two, so that a table with ``n`` entries is at most half full."""
     return 2 << max(n, 1).bit_length()
+
+
+def _place_bits(n_places: int, n_keys: int) -> int:
+    """Return how many bits of a table's words hold places; the others hold keys."""
+    bits = n_places.bit_length()
+    if bits + n_keys.bit_length() > 63:
+        raise ValueError(
+            f"nodes and edges that are sampled at once must fit into words of 64 bits, got "
+            f"{n_places} of {n_keys}: sample fewer batches at once"
+        )
+    return bits

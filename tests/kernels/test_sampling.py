@@ -49,6 +49,7 @@ def rows(place, seed=0):
 @pytest.mark.parametrize("n", [-1, 0, 1, 3, 8])
 def test_draws_are_those_of_the_host(place, both, n):
     indptr, indices, weights, nodes = rows(place)
+    nodes = np.concatenate([nodes, [5, 0, 5, nodes[3]]])  # as many batches reach
     first, degrees = indptr[nodes], np.diff(indptr)[nodes]
     sums, available = both(sampling.sum_rows, indptr, weights)
     for replace in (False, True):
@@ -56,6 +57,102 @@ def test_draws_are_those_of_the_host(place, both, n):
         weighted = {"weights": weights, "sums": sums, "available": available[nodes]}
         both(sampling.draw, nodes, first, degrees, n, replace=replace, **weighted, **PLACE)
     both(sampling.draw_labor, first, degrees, indices, n, **PLACE)
+
+
+def test_draws_from_hubs_are_those_of_the_host(place, both):
+    """A hub of many pieces: what these draw does not fit into a block's memory at once."""
+    small = place == "cpu"
+    degrees = np.array([34, 3, 9, 0, 8] if small else [300_000, 3, 5000, 0, 2048, 2049, 128, 129])
+    rng = np.random.default_rng(4)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = rng.integers(0, 2**40, indptr[-1])
+    weights = rng.random(indptr[-1])
+    weights[rng.random(weights.size) < 0.3] = 0
+    weights[2 : degrees[0] // 2] = 0  # whole pieces without a weight
+    nodes = np.concatenate([[0, 2, 0], np.arange(degrees.size)])
+    first, degrees = indptr[nodes], degrees[nodes]
+    sums, available = both(sampling.sum_rows, indptr, weights)
+    weighted = {"weights": weights, "sums": sums, "available": available[nodes]}
+    for n in (3,) if small else (15, 100, 1024):
+        both(sampling.draw, nodes, first, degrees, n, **weighted, **PLACE)
+        both(sampling.draw_labor, first, degrees, indices, n, **PLACE)
+
+
+@pytest.mark.filterwarnings("ignore:.*overflow encountered")
+def test_equal_arrivals_are_taken_in_order(place, both):
+    """So small are the weights that no clock ever rings: all arrive at infinity."""
+    degrees = np.array([5, 19] if place == "cpu" else [5, 100, 1000, 9000])
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    weights = np.full(indptr[-1], 5e-324)
+    nodes = np.arange(degrees.size)
+    _, edges = both(
+        sampling.draw, nodes, indptr[:-1], degrees, 3, weights=weights, available=degrees, **PLACE
+    )
+    assert_close(edges, (indptr[:-1, None] + np.arange(3)).reshape(-1), exact=True)
+
+
+def test_rows_after_the_last_batch_are_none(place, both):
+    indptr, _, weights, nodes = rows(place, seed=5)
+    _, available = both(sampling.sum_rows, indptr, weights)
+    ptr = np.array([0, 3, 3, 7])
+    for some in (None, available):
+        want = sampling.look_up(indptr, nodes[:7], ptr, some)
+        nodes[7:] = 2**62
+        moved = [None if x is None else _device.to_device(x, place)
+                 for x in (indptr, nodes, ptr, some)]  # fmt: skip
+        got = sampling.look_up(*moved)
+        for expected, found in zip(want, got, strict=True):
+            found = _device.to_device(found, "cpu")
+            assert_close(found[:7], expected, exact=True)
+            assert not found[7:].any()
+
+
+@pytest.mark.parametrize("cuts", [[0, 0], [0, 5], [0, 2, 2, 5], [0, 0, 5, 5]])
+def test_offsets_are_cut_by_batches(place, cuts):
+    ptr, offsets = np.array(cuts), np.array([0, 3, 3, 4, 9, 11])[: cuts[-1] + 1]
+    moved = [_device.to_device(x, place) for x in (offsets, ptr)]
+    cut, bounds = (_device.to_device(x, "cpu") for x in sampling.cut_offsets(*moved))
+    assert bounds.tolist() == [cuts, offsets[cuts].tolist()]
+    for batch, (begin, end) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+        want = offsets[begin : end + 1] - offsets[begin]
+        assert cut[begin + batch : end + batch + 1].tolist() == want.tolist()
+
+
+def test_counts_of_many_rows_are_added_up(place):
+    rng = np.random.default_rng(6)
+    for size in (1, 5, 8, 70 if place == "cpu" else 3_000_001):
+        counts = rng.integers(0, 9, size).astype(np.int32)
+        for n, again, want in (
+            (-1, False, counts),
+            (3, False, np.minimum(counts, 3)),
+            (3, True, np.where(counts > 0, 3, 0)),
+        ):
+            xp = _device.namespace(moved := _device.to_device(counts, place))
+            got = _device.to_device(sampling.offsets_of(xp, moved, n, again), "cpu")
+            assert_close(got, np.concatenate([[0], np.cumsum(want)]), exact=True)
+
+
+def test_nothing_is_numbered(place, both):
+    none, ptr = np.zeros(0, np.int64), np.array([0, 2, 2])
+    nodes = np.array([7, 7])
+    both(sampling.renumber, nodes, ptr, none.astype(np.int32), np.zeros(3, np.int64), 9)
+    both(sampling.renumber, none, ptr[:1], none, ptr[:1], 9)
+    both(sampling.renumber, none, 0 * ptr, nodes, ptr, 9)
+
+
+def test_refuses_what_no_table_holds(place):
+    none = _device.to_device(np.zeros(0, np.int64), place)
+    src, ptr = (_device.to_device(np.array(x), place) for x in ([1, 2], [0, 2]))
+    with pytest.raises(ValueError, match="sample fewer batches at once"):
+        sampling.number_reached(none, 0 * ptr, src, ptr, 2**62)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_sources_and_numbers_are_gathered(place, both, dtype):
+    rng = np.random.default_rng(7)
+    indices, ids = rng.integers(0, 99, 50).astype(dtype), rng.permutation(50)
+    both(sampling.gather_edges, rng.integers(0, 50, 23), indices, ids)
+    both(sampling.gather_edges, np.zeros(0, np.int64), indices, ids)
 
 
 def test_numbers_are_those_of_the_host(place, both):
