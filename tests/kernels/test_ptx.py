@@ -380,30 +380,83 @@ def elementwise_cases():
             yield "-to-".join(map(str, pair)), kernels.conversion(*pair), ("int64",) * 3
 
 
+PLACE = ("uint64", "uint64")
+HALF_POINTERS = ("int32", 1, "C")
+
+
 def sampling_cases():
     from rtxarr.kernels import _sampling_cuda as kernels
 
-    whole, halves = INTEGER_POINTERS, ("int32", 1, "C")
-    weights, place = ("float64", 1, "C"), ("uint64", "uint64")
-    rows, table = (whole,) * 3, (whole,) * 2
-    batches = (whole, whole, halves, whole)
+    whole, halves = INTEGER_POINTERS, HALF_POINTERS
+    weights, rows = ("float64", 1, "C"), (whole,) * 3
     signatures = {
         "keep": (whole,) * 4,
-        "draw_subsets": (*rows, whole, whole, *place),
-        "draw_weighted": (*rows, whole, whole, weights, weights, whole, *place),
-        "draw_again": (*rows, whole, whole, *place),
-        "draw_weighted_again": (*rows, whole, weights, whole, *place),
+        "draw_subsets": (*rows, whole, whole, *PLACE),
+        "draw_again": (*rows, whole, whole, *PLACE),
+        "draw_weighted_again": (*rows, whole, weights, whole, *PLACE),
         "sum_rows": (whole, weights, weights, whole),
-        "count_kept": (whole, whole, halves, "int64", whole, *place),
-        "write_kept": (whole, whole, halves, "int64", whole, whole, *place),
-        "enter": (*batches, *table, "int64"),
-        "mark_first": (*batches, *table, whole, "int64"),
-        "number": (*batches, *table, whole, whole, halves, whole, "int64"),
-        "walks": (("int64", 2, "C"), whole, "int64", whole, halves, *("uint64",) * 3, *place),
-        "negatives": (("int64", 2, "C"), *(whole,) * 4, "int64", *place),
+        "walks": (("int64", 2, "C"), whole, "int64", whole, halves, *("uint64",) * 3, *PLACE),
+        "negatives": (("int64", 2, "C"), *(whole,) * 4, "int64", *PLACE),
     }
     for name, signature in signatures.items():
         yield name, getattr(kernels, name), signature
+    for most in (8, 16, 32):
+        yield f"draw_few-{most}", kernels.draw_few(most), (*rows, whole, whole, *PLACE)
+
+
+def numbering_cases():
+    from rtxarr.kernels import _numbering_cuda as kernels
+
+    whole, halves = INTEGER_POINTERS, HALF_POINTERS
+    counted = (whole, "int64", "int64", whole)
+    signatures = {
+        "sum_counts": counted,
+        "sum_totals": (whole,),
+        "write_offsets": (*counted, whole),
+        "look_up": (whole,) * 7,
+        "gather_edges": (whole, halves, whole, halves, whole),
+        "cut_offsets": (whole, whole, whole, ("int64", 2, "C")),
+        "enter": (whole, whole, halves, whole, whole, "int64"),
+        "find": (whole, halves, whole, whole, "int64", halves, whole),
+        "rank": (whole, halves, whole, halves, whole, halves, whole),
+        "number": (whole, whole, whole, halves, halves, whole, whole),
+    }
+    for name, signature in signatures.items():
+        yield name, getattr(kernels, name), signature
+
+
+def selection_cases():
+    from rtxarr.kernels import _selection_cuda as kernels
+
+    whole, halves, weights = INTEGER_POINTERS, HALF_POINTERS, ("float64", 1, "C")
+    rows, table = (whole,) * 3, ("int64", whole, "int64")
+    drawn = (*rows, whole, weights, whole)
+    signatures = {
+        "enter_rows": (*rows, *table),
+        "list_rows": (*rows, *table, *(whole,) * 7),
+        "copy_rows": (whole,) * 5,
+        "select_short": (*drawn, whole, whole, *PLACE),
+        "select_pieces": (*drawn, *(whole,) * 3, "int64", *(whole,) * 4, *PLACE),
+        "select_long": (*(whole,) * 5, "int64", *(whole,) * 3, "int64", whole),
+        "draw_long": (*rows, whole, whole, weights, whole, whole, weights, whole, *PLACE),
+        "count_rows": (whole, "int64", *(whole,) * 5),
+        "copy_counts": (whole, "int64", whole, whole),
+    }
+    for name, signature in signatures.items():
+        yield name, getattr(kernels, name), signature
+    for writes in (False, True):
+        head, tail = (whole, whole, halves, "int64", whole), (whole, whole, whole, *PLACE)
+        yield f"kept_short-{writes}", kernels.kept_short(writes), (*head, whole, *tail)
+        yield f"kept_pieces-{writes}", kernels.kept_pieces(writes), (*head, whole, whole, *tail)
+
+
+def walks_cases():
+    from rtxarr.kernels._walks_cuda import walks_of_blocks
+
+    for indices in (HALF_POINTERS, INTEGER_POINTERS):
+        whole, words = INTEGER_POINTERS, ("uint64",) * 3
+        signature = (("int64", 2, "C"), whole, "int64", whole, indices, *words, *PLACE)
+        yield f"walks-{indices[0]}", walks_of_blocks, signature
 
 
 def points_cases():
@@ -605,6 +658,7 @@ CASES = {
     "_group_norm_cuda": group_norm_cases,
     "_modes_cuda": modes_cases,
     "_norm_cuda": norm_cases,
+    "_numbering_cuda": numbering_cases,
     "_multi_tensor_cuda": multi_tensor_cases,
     "_optimizers_cuda": optimizers_cases,
     "_philox_cuda": philox_cases,
@@ -615,10 +669,12 @@ CASES = {
     "_sampling_cuda": sampling_cases,
     "_scan_cuda": scan_cases,
     "_segment_cuda": segment_cases,
+    "_selection_cuda": selection_cases,
     "_softmax_cuda": softmax_cases,
     "_sort_cuda": sort_cases,
     "_spmm_cuda": spmm_cases,
     "_transpose_cuda": transpose_cases,
+    "_walks_cuda": walks_cases,
 }
 
 # Kernels whose arithmetic is float64 whatever they store; see _philox_core.
