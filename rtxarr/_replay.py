@@ -18,6 +18,7 @@ import numpy as np
 from rtxarr import _device
 
 __all__ = [
+    "Cursor",
     "OncePerStep",
     "Recorder",
     "from_host",
@@ -147,6 +148,41 @@ def _copy(out: Any, values: np.ndarray, n_bytes: int) -> None:
     )
 
 
+class Cursor:
+    """A number that a captured step goes on counting in, on the GPU.
+
+    Attributes
+    ----------
+    words : array of uint64
+        The number comes first.
+    """
+
+    words: Any
+
+    def __init__(self) -> None:
+        self._value = 0
+        self._event: Any = None
+
+    def begin(self, value: int) -> None:
+        """Note what the host hands over to the next replay."""
+        self._value = value
+        self._event = None
+
+    def started(self, stream: Any) -> None:
+        """Note that the step was started."""
+        self._event = stream.record()
+
+    def read(self) -> int:
+        """Return the number, once the step has run."""
+        if self._event is not None:
+            self._event.synchronize()
+            # The current stream may be being captured.
+            with _device.cupy.cuda.Stream(non_blocking=True) as stream:
+                self._value = int(self.words[:1].get(stream=stream)[0])
+            self._event = None
+        return self._value
+
+
 class _Block:
     """Memory on the GPU, its image on the host, and how much of it is taken."""
 
@@ -169,6 +205,8 @@ class Recorder:
         The graphs of branches and loops that were recorded.
     depth : int
         How many of them what is being recorded is inside of.
+    cursors : dict of object to Cursor
+        Of what is counted in branches and loops.
     """
 
     def __init__(self) -> None:
@@ -176,6 +214,7 @@ class Recorder:
         self.undo: list[Callable[[], None]] = []
         self.bodies: list[Any] = []
         self.depth = 0
+        self.cursors: dict[Any, Cursor] = {}
         self._streams: list[Any] = []
         self._blocks: list[_Block] = []
         # From outside the graph's pool, which is not in use yet: a replay must not write over it.
@@ -246,3 +285,8 @@ class Recorder:
         for block in self._blocks:
             if block.used:
                 _copy(block.device, block.host, block.used)
+
+    def started(self, stream: Any) -> None:
+        """Note that the step was started on a stream."""
+        for cursor in self.cursors.values():
+            cursor.started(stream)

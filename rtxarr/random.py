@@ -32,6 +32,7 @@ import numpy as np
 
 from rtxarr import _device, _override, _replay
 from rtxarr._names import no_attribute
+from rtxarr._random_place import Place, advanced
 from rtxarr.dtypes import bfloat16
 from rtxarr.kernels import philox
 
@@ -46,37 +47,10 @@ _SPAWN = 2**64 - 1  # child number that leads to the spawned ones; explicit keys
 _lock = threading.Lock()
 
 
-class _Place:
-    """A key, and how far its stream has been used."""
-
-    __slots__ = ("key", "stream", "offset", "spawned", "ahead")
-
-    def __init__(self, key: np.uint64, stream: np.uint64, offset: int = 0, spawned: int = 0):
-        self.key = key
-        self.stream = stream
-        self.offset = offset
-        self.spawned = spawned
-        self.ahead = (0, np.empty(0, _U))  # where the stored words begin, and they
-
-    def copy(self) -> _Place:
-        return _Place(self.key, self.stream, self.offset, self.spawned)
-
-    def go_to(self, other: _Place) -> None:
-        self.key, self.stream = other.key, other.stream
-        self.offset, self.spawned = other.offset, other.spawned
-
-    def advance(self, kind: str, n: int) -> int:
-        """Move past ``n`` values and return where they begin; the lock is held."""
-        width = philox.words_per_value(kind)
-        start = self.offset + self.offset % width
-        self.offset = start + n * width
-        return start
-
-
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.logs: list[dict[Generator, _Place]] = []  # of each record_draws() that it is inside of
-        self.replayed: dict[Generator, _Place] = {}  # where it has set generators back to
+        self.logs: list[dict[Generator, Place]] = []  # of each record_draws() that it is inside of
+        self.replayed: dict[Generator, Place] = {}  # where it has set generators back to
 
 
 _thread = _Thread()
@@ -102,19 +76,19 @@ class Generator:
         pair = _U(_integer("seed", seed, 0, 2**64)), _U(0)
         for number in key if isinstance(key, tuple) else (key,):
             pair = philox.derive(*pair, _integer("key", number, 0, 2**63))
-        self._own = _Place(*pair)
+        self._own = Place(*pair)
         self._made_by = _override.tracing()  # it starts anew whenever that function runs
         if _replay.recorder() is not None:  # made anew in each replay
             _replay.on_replay(functools.partial(self._restart, self._own.copy()))
 
-    def _restart(self, place: _Place) -> None:
+    def _restart(self, place: Place) -> None:
         self._own = place.copy()
 
     def __repr__(self) -> str:
         place = self._place()
         return f"<Generator {_ALGORITHM} key {int(place.key):016x} at {place.offset}>"
 
-    def _place(self) -> _Place:
+    def _place(self) -> Place:
         """Return where this thread stands in the stream."""
         return _thread.replayed.get(self, self._own)
 
@@ -125,7 +99,7 @@ class Generator:
                 log[self] = self._place().copy()
                 _replay.on_replay(functools.partial(_follow, log[self], self._follower()))
 
-    def _follower(self) -> Callable[[], _Place]:
+    def _follower(self) -> Callable[[], Place]:
         """Return what gives this thread's place in the stream whenever it is called."""
         replayed = _thread.replayed.get(self)
         return lambda: self._own if replayed is None else replayed
@@ -183,7 +157,7 @@ class Generator:
         numbers = {name: _integer(name, state[name], 0, 2**64) for name in expected - {"algorithm"}}
         if self._trace() is not None:
             self._trace().refuse("it sets a generator to another place")
-        loaded = _Place(
+        loaded = Place(
             _U(numbers["key"]), _U(numbers["stream"]), numbers["offset"], numbers["spawned"]
         )
         with _lock:
@@ -191,12 +165,13 @@ class Generator:
             if self in _thread.replayed:
                 _thread.replayed[self] = loaded
                 return
-            if _replay.recorder() is not None:
+            if (step := _replay.recorder()) is not None:
                 _replay.on_failure(functools.partial(setattr, self, "_own", self._own))
                 _replay.on_replay(functools.partial(self._restart, loaded.copy()))
+                step.cursors.pop(self, None)
             self._own = loaded
 
-    def _reserve(self, kind: str, n: int) -> tuple[_Place, int]:
+    def _reserve(self, kind: str, n: int) -> tuple[Place, int]:
         """Move the counter past ``n`` values; return whose it is and where they begin."""
         with _lock:
             if _thread.logs:
@@ -207,7 +182,9 @@ class Generator:
 
     def _reserve_in_memory(self, kind: str, n: int) -> Any:
         """Do the same in each replay of the step being captured; return the place on the GPU."""
-        _replay.once("draws random numbers")
+        step: Any = _replay.recorder()
+        if step.depth or self in step.cursors:
+            return self._reserve_on_gpu(kind, n, step)
         with _lock:
             self._log()
         follow = self._follower()
@@ -220,6 +197,26 @@ class Generator:
                 return np.array([place.advance(kind, n), place.stream, place.key], _U)
 
         return _replay.from_host(make)
+
+    def _reserve_on_gpu(self, kind: str, n: int, step: _replay.Recorder) -> Any:
+        """Do the same in a branch or loop that the GPU decides, and after one: it counts."""
+        if _thread.logs or self in _thread.replayed:
+            raise _replay.OncePerStep(
+                "draws random numbers that are to be drawn again, in or after a branch or loop "
+                "whose test is on the GPU"
+            )
+        cursor = step.cursors.get(self)
+        if cursor is None:
+            cursor = _replay.Cursor()
+            _replay.on_failure(functools.partial(self._own.go_to, self._own.copy()))
+
+            def make() -> np.ndarray:
+                with _lock:
+                    return self._own.hand_over(cursor)
+
+            cursor.words = _replay.from_host(make)
+            step.cursors[self] = cursor
+        return advanced(cursor.words, n, philox.words_per_value(kind))
 
     def _trace(self) -> Any:
         """Return the trace that is to do the drawing, or None."""
@@ -670,7 +667,7 @@ def record_draws() -> Iterator[dict[Generator, Any]]:
     dict
         Fills as draws happen; give it to :func:`replay_draws`.
     """
-    log: dict[Generator, _Place] = {}
+    log: dict[Generator, Place] = {}
     _thread.logs.append(log)
     try:
         yield log
@@ -696,10 +693,10 @@ def replay_draws(log: dict[Generator, Any]) -> Iterator[None]:
         _thread.replayed = before
 
 
-def _place_children(children: list[Generator], parent: _Place, first: int) -> None:
+def _place_children(children: list[Generator], parent: Place, first: int) -> None:
     base = philox.derive(parent.key, parent.stream, _SPAWN)
     for i, child in enumerate(children):
-        child._own = _Place(*philox.derive(*base, first + i))
+        child._own = Place(*philox.derive(*base, first + i))
 
 
 def _require_current(target: _device.Device) -> None:
@@ -709,11 +706,11 @@ def _require_current(target: _device.Device) -> None:
         )
 
 
-def _follow(place: _Place, follower: Callable[[], _Place]) -> None:
+def _follow(place: Place, follower: Callable[[], Place]) -> None:
     place.go_to(follower())
 
 
-def _words(place: _Place, start: int, n: int) -> np.ndarray:
+def _words(place: Place, start: int, n: int) -> np.ndarray:
     """Return ``n`` words from ``start``, made ahead in growing pieces.
 
     Making few words takes as long as making a thousand.

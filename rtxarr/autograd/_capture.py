@@ -449,6 +449,7 @@ class _Graph:
                 x.node.grad = grad
         self.recorder.upload()
         self.graph.launch(stream)
+        self.recorder.started(stream)
         if not self._copy:
             return unflatten(self._structure, self._leaves)
         copies = []

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from rtxarr import _device, _replay
+from rtxarr import _device, _replay, random
 from rtxarr.autograd import _conditional
+from rtxarr.kernels import philox
 from rtxarr.polygraph import _control_steps, _program
 
 
@@ -79,6 +80,9 @@ class Array(np.ndarray):
         machine.do(lambda: made.__setitem__(..., source))
         return made.view(Array)
 
+    def get(self, stream):
+        return np.array(self)
+
     def __bool__(self):
         if machine.open:
             raise RuntimeError("operation not permitted when stream is capturing")
@@ -87,6 +91,32 @@ class Array(np.ndarray):
 
 def _plain(x):
     return np.asarray(x) if isinstance(x, Array) else x
+
+
+class Recorder(_replay.Recorder):
+    """One whose memory is the host's."""
+
+    def section(self, values, make):
+        out = values.copy().view(Array)
+        self._blocks.append((out, values))
+        self.updates.append(lambda: values.__setitem__(..., make()))
+        return out
+
+    def upload(self):
+        for out, values in self._blocks[1:]:
+            np.asarray(out)[...] = values
+
+
+class Event:
+    """Where ``stream.record()`` was called."""
+
+    n_waits = 0
+
+    def record(self):
+        return self
+
+    def synchronize(self):
+        Event.n_waits += 1
 
 
 def array(values, dtype=None):
@@ -121,6 +151,35 @@ class Node:
         self._bodies[number] = graph
 
 
+def fill(kind, n, dtype, params, *, place, shift=0):
+    """Draw from a place in memory."""
+    made = np.empty(n, dtype)
+
+    def draw():
+        offset, stream, key = np.asarray(place)
+        options = {"key": key, "stream": stream, "offset": int(offset) + shift}
+        made[...] = _fill(kind, n, dtype, params, device=_device.Device("cpu"), **options)
+
+    machine.do(draw)
+    return made.view(Array)
+
+
+_fill = philox.fill
+
+
+def advanced(cursor, n, width):
+    """Move a place in memory."""
+    made = np.empty(3, np.uint64)
+
+    def advance():
+        made[...] = cursor
+        made[0] += made[0] % np.uint64(width)
+        np.asarray(cursor)[0] = made[0] + np.uint64(n * width)
+
+    machine.do(advance)
+    return made.view(Array)
+
+
 def allocation_on_host(x, allocation):
     return (_device.owner_of(x), 0) if isinstance(x, Array) else allocation(x)
 
@@ -132,7 +191,8 @@ def install(monkeypatch):
     monkeypatch.setattr(_device, "allocation_of", lambda x: allocation_on_host(x, allocation))
     monkeypatch.setattr(_device, "full_scalar", lambda like, value, dtype: array(value, dtype))
     cuda = SimpleNamespace(
-        Stream=lambda **options: None, runtime=SimpleNamespace(getDevice=lambda: 0)
+        Stream=lambda **options: contextlib.nullcontext(),
+        runtime=SimpleNamespace(getDevice=lambda: 0),
     )
     monkeypatch.setitem(_device.__dict__, "cupy", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(_program, "_copy", lambda x: x.copy())
@@ -141,10 +201,13 @@ def install(monkeypatch):
     broadcast = functools.partial(np.broadcast_to, subok=True)
     monkeypatch.setattr(_program, "_broadcast", broadcast)
     monkeypatch.setattr(_replay, "_Block", lambda n_bytes: None)
+    monkeypatch.setattr(philox, "fill_from_memory", fill)
+    monkeypatch.setattr(random, "advanced", advanced)
     monkeypatch.setattr(_conditional, "_Node", Node)
     monkeypatch.setattr(_conditional, "is_available", lambda: True)
     monkeypatch.setattr(_conditional, "_setter", lambda device_id: None)
     machine.__init__()
+    Event.n_waits = 0
 
 
 class Captured:
@@ -152,11 +215,18 @@ class Captured:
 
     def __init__(self, step, *args):
         self.args = args
-        with _replay.Recorder(), machine.recording() as self.graph:
+        self.recorder = Recorder()
+        self.n_replays = 0
+        with self.recorder, machine.recording() as self.graph:
             self.result = step(*args)
 
     def __call__(self, *values):
+        if self.n_replays:
+            self.recorder.refresh()
+        self.n_replays += 1
+        self.recorder.upload()
         for x, value in zip(self.args, values, strict=True):
             np.asarray(x)[...] = value
         machine.run(self.graph)
+        self.recorder.started(Event())
         return self.result
