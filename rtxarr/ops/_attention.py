@@ -75,6 +75,12 @@ def _cut(x, batch, rows, n_keys):
     ]
 
 
+def is_one_block(q, k):
+    """Tell whether the scores of ``(batch, heads, seq_len, head_dim)`` are a small table."""
+    n_scores = math.prod(q.shape[:3]) * k.shape[2]
+    return q.shape[2] <= _MAX_ROWS and 0 < n_scores <= buffer_size(q)
+
+
 def _scores(q, k, mask, lengths, batch, rows, n_keys, causal, offset, window, scale):
     """Give the scores of a block, -inf where a key is hidden."""
     queries = widen(q[batch, :, :, rows, :]) * scale
@@ -207,14 +213,21 @@ def _join(parts, axis):
 def _attention_rule(
     g, out, q, k, v, mask, kept, lengths, causal, offset, window, scale, rate, needs
 ):
-    """Dao et al., "FlashAttention", 2022, arXiv:2205.14135, appendix B.2."""
     of_out, of_lse = g
     out, lse = out
-    if tracing() is not None and of_lse is None and kept is None:
-        arrays = of_out, out, lse, q, k, v, mask, lengths
-        if not any(isinstance(x, Tensor) for x in arrays):
-            options = {"causal": causal, "offset": offset, "window": window, "scale": scale}
-            return _attention_gradient(*arrays, **options, needs=tuple(needs))
+    arrays = of_out, out, lse, q, k, v, mask, lengths
+    options = {"causal": causal, "offset": offset, "window": window, "scale": scale}
+    is_call = tracing() is not None and of_lse is None and kept is None
+    if is_call and not any(isinstance(x, Tensor) for x in arrays):
+        return _attention_gradient(*arrays, **options, needs=tuple(needs))
+    return _gradients(of_lse, *arrays, **options, kept=kept, rate=rate, needs=needs)
+
+
+def _gradients(
+    of_lse, of_out, out, lse, q, k, v, mask, lengths, *,
+    causal, offset, window, scale, kept, rate, needs,
+):  # fmt: skip
+    """Dao et al., "FlashAttention", 2022, arXiv:2205.14135, appendix B.2."""
     # Rules of tensors, for higher derivatives, consist of operations that have rules themselves.
     if of_lse is None and kept is None and is_device_array(of_out) and is_device_array(q):
         found = try_attention_grad(
@@ -276,8 +289,8 @@ def _attention_rule(
 @overridable
 def _attention_gradient(of_out, out, lse, q, k, v, mask, lengths, *, needs, **options):
     """Give what the rule gives of arrays: as one function, for programs to call."""
-    arrays = (of_out, None), (out, lse), q, k, v, mask, None, lengths
-    return _attention_rule(*arrays, **options, rate=0.0, needs=needs)
+    arrays = None, of_out, out, lse, q, k, v, mask, lengths
+    return _gradients(*arrays, **options, kept=None, rate=0.0, needs=needs)
 
 
 _attention.defvjp(_attention_rule)

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from rtxarr._device import is_device_array
+from rtxarr._override import tracing
 
 # How many elements a buffer may get: what fits a core's cache, or fills a GPU.
 _BUFFER_SIZE_CPU, _BUFFER_SIZE_GPU = 2**19, 2**26
@@ -124,7 +125,9 @@ def make_windows(kernel, spatial, stride, padding, dilation):
 
 def buffer_size(array):
     """How many elements an intermediate buffer beside ``array`` should have at most."""
-    return _BUFFER_SIZE_GPU if is_device_array(array) else _BUFFER_SIZE_CPU
+    trace = tracing()
+    on_gpu = is_device_array(array) if trace is None else not trace.on_numpy
+    return _BUFFER_SIZE_GPU if on_gpu else _BUFFER_SIZE_CPU
 
 
 def batches(n, item_size, array):

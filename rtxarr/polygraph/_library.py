@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rtxarr import dtypes
+from rtxarr.ops._attention import is_one_block
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._elementwise import as_array
 from rtxarr.polygraph._linalg import matmul
@@ -237,9 +238,15 @@ def _convolution_weight(function, x, y, *, windows, groups, last=None):
     return _call(function, (x, y), options, [(_result_type(x, y), shape)])[0]
 
 
+def _is_apart(q: Any, k: Any) -> bool:
+    """Tell whether attention is better in nodes: no kernel of a GPU's library takes it."""
+    # On the CPU, products of arrays that lie otherwise have other bits.
+    return not current().on_numpy and not dtypes.is_half(q.dtype) and is_one_block(q, k)
+
+
 @_rule("ops._attention._attention")
 def _attention(function, q, k, v, mask, kept, lengths, **options):
-    if kept is not None:  # its random numbers are nodes
+    if kept is not None or _is_apart(q, k):  # its random numbers are nodes
         return NotImplemented
     dtype = _result_type(q, k, v)
     shape = q.shape[:3]
@@ -266,6 +273,8 @@ _ORDERS["rtxarr.ops._attention._attention_gradient"] = _order_of_gradient
 
 @_rule("ops._attention._attention_gradient")
 def _attention_gradient(function, of_out, out, lse, q, k, v, mask, lengths, **options):
+    if _is_apart(q, k):
+        return NotImplemented
     arrays = (q, k, v, mask) if options["needs"][3] else (q, k, v)
     results = [(x.dtype, x.shape) for x in arrays]
     found = _call(function, (of_out, out, lse, q, k, v, mask, lengths), options, results)

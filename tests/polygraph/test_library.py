@@ -5,6 +5,8 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import geom
+from rtxarr.ops._attention import is_one_block
+from rtxarr.polygraph import _library
 from rtxarr.polygraph._program import in_order, memory_order
 from rtxarr.testing import assert_close
 
@@ -119,6 +121,32 @@ def test_calls_of_the_library(name):
     for function in (f, rx.grad(lambda x: rx.sum(f(x) ** 2))):
         fused = rx.fuse(lambda x, function=function: function(2 * x))
         assert_close(fused(X), function(2 * X), exact=True)
+        assert not fused.reasons
+
+
+@pytest.mark.parametrize("name", ["attention", "masked attention"])
+def test_attention_that_no_library_has(name, monkeypatch):
+    """As on a GPU in float32: its softmax is one kernel, and what surrounds it is in it."""
+    monkeypatch.setattr(_library, "_is_apart", lambda q, k: is_one_block(q, k))
+    f = OPAQUE[name]
+    for function in (f, rx.grad(lambda x: rx.sum(f(x) ** 2))):
+        fused = rx.fuse(lambda x, function=function: function(2 * x))
+        assert_close(fused(X), function(2 * X), rtol=1e-9, atol=1e-12)
+        assert not fused.reasons
+        (programs,) = fused._programs.values()
+        assert not any(n.op == "call" for n in programs[0].program.graph.nodes())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["attention", "masked attention"])
+@pytest.mark.parametrize("dtype", [rx.float32, rx.float64])
+def test_attention_that_no_library_has_on_a_gpu(name, dtype):
+    cupy = pytest.importorskip("cupy")
+    x = cupy.asarray(X, dtype)
+    f = OPAQUE[name]
+    for function in (f, rx.grad(lambda x: rx.sum(f(x) ** 2))):
+        fused = rx.fuse(lambda x, function=function: function(2 * x))
+        assert_close(fused(x), function(2 * x), **({} if dtype == rx.float64 else {"rtol": 1e-4}))
         assert not fused.reasons
 
 
