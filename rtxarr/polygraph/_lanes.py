@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rtxarr import _device
+from rtxarr._replay import recorder
 from rtxarr.libs import blas
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._ir import Node
@@ -214,11 +215,13 @@ def write(
 
 class _Streams(threading.local):
     def __init__(self) -> None:
-        self.made: dict[tuple[int, int], Any] = {}
+        self.made: dict[tuple[int, int, int], Any] = {}
 
     def get(self, lane: int) -> Any:
-        cuda = _device.cupy.cuda
-        key = cuda.runtime.getDevice(), lane
+        cuda, step = _device.cupy.cuda, recorder()
+        # Around a branch or loop that the GPU decides others are still being captured.
+        depth = 0 if step is None else step.depth
+        key = cuda.runtime.getDevice(), depth, lane
         if key not in self.made:
             self.made[key] = cuda.Stream(non_blocking=True)
         return self.made[key]
