@@ -282,6 +282,33 @@ def test_it_trains_almost_as_a_linear_layer_does(device):
     assert losses[0] < 0.2
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_captured_steps_are_eager_ones_to_the_bit(device, checkpointed):
+    states = []
+    for capture in (lambda f: f, rx.capture):
+        rx.random.seed(0)
+        with rx.device(device):
+            model = nn.Sequential(nn.Fp8Linear(64, 64), rx.gelu, nn.Fp8Linear(64, 16))
+            optimizer = optim.Adam(model.parameters(), lr=3e-3)
+
+            @capture
+            def step(x, y, *, model=model, optimizer=optimizer):
+                optimizer.zero_grad()
+                for part in (x[:32], x[32:]):  # two forward and backward passes a step
+                    with rx.autocast("bfloat16"):
+                        out = rx.checkpoint(model, part) if checkpointed else model(part)
+                    rx.mse_loss(out, y[:32]).backward()
+                optimizer.step()
+
+            for i in range(6):
+                x, y = (rx.asarray(made(64, n, seed=i), device=device) for n in (64, 16))
+                step(x, y)
+        states.append(model.state_dict())
+    for name, x in states[0].items():
+        assert_close(numpy_of(x), numpy_of(states[1][name]), exact=True)
+
+
 def test_a_second_derivative_is_refused():
     layer = layer_of()
     x = rx.Tensor(made(16, 32), requires_grad=True)
