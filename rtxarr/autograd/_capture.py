@@ -69,6 +69,7 @@ def capture(step: Callable | None = None, *, max_graphs: int = 16, copy: bool = 
     CaptureError
         Where the step reads from the GPU, so that what it does may depend on the data, or calls
         what cannot be recorded, or gives a number that was computed on the host; naming the line.
+        Branches and loops are said with :func:`rtxarr.polygraph.cond` and ``while_loop``.
 
     Notes
     -----

@@ -47,6 +47,8 @@ def cond(pred: Any, then: Callable, otherwise: Callable, *operands: Any) -> Any:
     on no operand is computed before. Where a Tensor there needs a gradient both run, and
     ``where`` chooses.
 
+    In a step that is being captured the GPU decides on a ``pred`` that is there, in each replay.
+
     Examples
     --------
     >>> import numpy as np
@@ -136,8 +138,13 @@ def while_loop(go_on: Callable, body: Callable, state: Any) -> Any:
     Raises
     ------
     TypeError
-        When the body changes the state's structure, dtypes or shapes; in a traced function also if
-        the state holds a Tensor that requires a gradient.
+        When the body changes the state's structure, dtypes or shapes; in a traced function, and
+        where the GPU decides, also if the state holds a Tensor that requires a gradient.
+
+    Notes
+    -----
+    In a step that is being captured the GPU decides on a test that is there, in each replay. The
+    state is copied before, and numbers in it are arrays from then on.
 
     Examples
     --------
