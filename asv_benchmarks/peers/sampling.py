@@ -42,7 +42,7 @@ def main():
     parser.add_argument("--edge-factor", type=int, default=16)
     parser.add_argument("--fanout", type=int, nargs="+", default=[15, 10, 5])
     parser.add_argument("--seeds", type=int, default=1024, help="of a batch")
-    parser.add_argument("--batches", type=int, default=16, help="of a call")
+    parser.add_argument("--batches", type=int, nargs="+", default=[16, 64], help="of a call")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"], choices=["cpu", "cuda"])
     parser.add_argument("--json", help="also write the figures to this file")
@@ -50,8 +50,9 @@ def main():
     devices = options.devices if len(rx.devices()) > 1 else ["cpu"]
     graph = rmat(options.scale, options.edge_factor, "cpu")
     print(f"{graph!r}, the largest degree {int(graph.in_degrees.max())}")
-    n_seeds = options.seeds * options.batches
-    seeds = Generator(2).integers(0, graph.n_nodes, n_seeds, device="cpu")
+    seeds = Generator(2).integers(
+        0, graph.n_nodes, options.seeds * max(options.batches), device="cpu"
+    )
     weight = Generator(3).uniform(graph.n_edges, device="cpu")
     report, first = [], {}
     for device in devices:
@@ -64,25 +65,32 @@ def main():
             "weighted": geom.NeighborSampler(here, options.fanout, weight=weights),
             "labor": geom.LaborSampler(here, options.fanout),
         }
-        for name, sampler in samplers.items():
-            bulk = functools.partial(sampler.bulk, moved, options.seeds)
-            seconds, samples = measure(bulk, options.rounds, device)
-            n = sum(ids.shape[0] for sample in samples for ids in sample.edge_ids)
-            last = np.asarray(rx.Tensor(samples[-1].nodes).numpy())
-            assert np.array_equal(last, first.setdefault(name, last)), f"{name} differs"
-            show(report, device, name, n, seconds, "edges")
-        for name, p in (("walks", 1.0), ("node2vec", 0.5)):
-            walk = functools.partial(geom.random_walk, here, moved, 40, p=p, q=2 / p - 1)
-            seconds, walks = measure(walk, options.rounds, device)
-            show(report, device, name, int(rx.count_nonzero(walks[:, 1:] >= 0)), seconds, "steps")
+        for n_batches in options.batches:
+            some = moved[: options.seeds * n_batches]
+            for name, sampler in samplers.items():
+                bulk = functools.partial(sampler.bulk, some, options.seeds)
+                seconds, samples = measure(bulk, options.rounds, device)
+                n = sum(ids.shape[0] for sample in samples for ids in sample.edge_ids)
+                last = np.asarray(rx.Tensor(samples[-1].nodes).numpy())
+                same = np.array_equal(last, first.setdefault((name, n_batches), last))
+                assert same, f"{name} differs"
+                show(report, device, name, n_batches, n, seconds, "edges")
+            for name, p in (("walks", 1.0), ("node2vec", 0.5)):
+                walk = functools.partial(geom.random_walk, here, some, 40, p=p, q=2 / p - 1)
+                seconds, walks = measure(walk, options.rounds, device)
+                n = int(rx.count_nonzero(walks[:, 1:] >= 0))
+                show(report, device, name, n_batches, n, seconds, "steps")
     if options.json:
         with open(options.json, "w") as file:
             json.dump(report, file, indent=1)
 
 
-def show(report, device, name, n, seconds, unit):
-    report.append({"device": device, "what": name, unit: n, "seconds": seconds})
-    print(f"{device} {name:17} {n:>11} {unit} {1e3 * seconds:9.2f} ms {n / seconds / 1e6:9.1f} M/s")
+def show(report, device, name, n_batches, n, seconds, unit):
+    report.append(
+        {"device": device, "what": name, "batches": n_batches, unit: n, "seconds": seconds}
+    )
+    title = f"{device} {name:17} {n_batches:4} batches {n:>11} {unit}"
+    print(f"{title} {1e3 * seconds:9.2f} ms {n / seconds / 1e6:9.1f} M/s")
 
 
 if __name__ == "__main__":

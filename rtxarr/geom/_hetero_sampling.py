@@ -176,25 +176,30 @@ class HeteroNeighborSampler:
             nodes, ptr, drawn = self._hop(nodes, ptr, hop, epoch)
             hops.append(drawn)
             ptrs.append(ptr)
-        ends = [{kind: on_host(at) for kind, at in ptr.items()} for ptr in ptrs]
-        hops = [
-            {r: (*rest, on_host(edge_ptr)) for r, (*rest, edge_ptr) in drawn.items()}
-            for drawn in hops
-        ]
+        # All bounds in one wait for a GPU.
+        bounds_of_all = [at for ptr in ptrs for at in ptr.values()]
+        bounds_of_all += [edge_ptr for drawn in hops for *_, edge_ptr in drawn.values()]
+        found = iter(on_host(_device.namespace(*bounds_of_all).stack(bounds_of_all)))
+        ends = [{kind: next(found) for kind in ptr} for ptr in ptrs]
+        hops = [{r: (*rest, next(found)) for r, (*rest, _) in drawn.items()} for drawn in hops]
         return [self._batch(hops, ends, nodes, b) for b in range(n_batches)]
 
     def _hop(self, nodes, ptr, hop, epoch):
-        drawn = {}
+        begun = {}
         for relation, fanout in self.fanout.items():
             graph, here = self.graph.graphs[relation], nodes[relation[2]]
-            xp = _device.namespace(here)
             key, stream = stream_of(self.seed, HETERO, epoch, hop, self._places[relation])
-            offsets, edges = sampling.draw(
+            begun[relation] = sampling.begin_draw(
                 here, *rows_of(graph, here), fanout[hop], key=key, stream=stream,
                 replace=self.replace,
             )  # fmt: skip
-            edge_ptr = xp.take(offsets, ptr[relation[2]])
-            drawn[relation] = offsets, xp.take(graph.indices, edges), edges, edge_ptr
+        sizes = _last([offsets for offsets, _ in begun.values()])
+        drawn = {}
+        for (relation, (offsets, write)), size in zip(begun.items(), sizes, strict=True):
+            graph, edges = self.graph.graphs[relation], write(size)
+            src, ids = sampling.gather_edges(edges, graph.indices, graph.edge_ids)
+            xp = _device.namespace(offsets)
+            drawn[relation] = offsets, src, ids, xp.take(offsets, ptr[relation[2]])
         reached, reached_ptr = dict(nodes), dict(ptr)
         for kind, here in nodes.items():
             # The sources of this kind, of all relations, are numbered together.
@@ -205,13 +210,14 @@ class HeteroNeighborSampler:
                                              [drawn[r][3] for r in relations])  # fmt: skip
             xp = _device.namespace(src)
             n = self.graph.n_nodes[kind]
-            local, reached[kind], reached_ptr[kind] = sampling.renumber(
+            local, reached[kind], reached_ptr[kind] = sampling.number_reached(
                 here, ptr[kind], src, src_ptr, n
             )
             for relation, place in zip(relations, places, strict=True):
-                offsets, _, edges, edge_ptr = drawn[relation]
-                ids = xp.take(self.graph.graphs[relation].edge_ids, edges)
+                offsets, _, ids, edge_ptr = drawn[relation]
                 drawn[relation] = offsets, xp.take(local, place), ids, edge_ptr
+        for kind, size in zip(reached, _last(reached_ptr.values()), strict=True):
+            reached[kind] = reached[kind][:size]
         return reached, reached_ptr, drawn
 
     def _batch(self, hops, ends, nodes, b):
@@ -238,6 +244,12 @@ class HeteroNeighborSampler:
 
 
 _NONE = np.zeros(0, np.int64)
+
+
+def _last(arrays):
+    """Give the last entry of each array, all in one wait for a GPU."""
+    ends = [x[-1:] for x in arrays]
+    return on_host(_device.namespace(*ends).concat(ends)) if ends else []
 
 
 def _by_batch(parts, ptrs):

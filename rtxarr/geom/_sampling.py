@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 from collections.abc import Iterable, Sequence
@@ -141,21 +142,25 @@ class _HopSampler:
             nodes, edges = nodes[: part[-1]], write(edge_part[-1])
             src, ids = sampling.gather_edges(edges, graph.indices, graph.edge_ids)
             local, nodes, ptr = sampling.number_reached(nodes, ptr, src, bounds[1], graph.n_src)
-            hops.append((indptrs, local, ids, edge_part))
             parts.append(part)
+            # While a GPU does that, each batch gets its part.
+            hops.append(
+                [
+                    (indptrs[part[b] + b : part[b + 1] + b + 1], local[first:last], ids[first:last])
+                    for b, (first, last) in enumerate(itertools.pairwise(edge_part))
+                ]
+            )
         parts.append(on_host(ptr))
         return [self._batch(hops, parts, nodes, b) for b in range(n_batches)]
 
     def _batch(self, hops, parts, nodes, b):
-        """Cut batch ``b`` out of what was drawn for all."""
+        """Put batch ``b`` together."""
         graphs, edge_ids = [], []
-        for hop, (indptrs, local, ids, edge_part) in enumerate(hops):
-            begin, end = parts[hop][b : b + 2]
-            first, last = edge_part[b : b + 2]
-            n_src = parts[hop + 1][b + 1] - parts[hop + 1][b]
-            indptr = indptrs[begin + b : end + b + 1]
-            graphs.append(Graph._made(indptr, local[first:last], n_src, None, nested=True))
-            edge_ids.append(ids[first:last])
+        for batches, reached in zip(hops, parts[1:], strict=True):
+            indptr, local, ids = batches[b]
+            n_src = reached[b + 1] - reached[b]
+            graphs.append(Graph._made(indptr, local, n_src, None, nested=True))
+            edge_ids.append(ids)
         nodes = nodes[parts[-1][b] : parts[-1][b + 1]]
         n_seeds = parts[0][b + 1] - parts[0][b]
         if not self.directional:

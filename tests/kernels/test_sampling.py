@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rtxarr import _device
+from rtxarr import _device, geom
 from rtxarr.kernels import sampling
 from rtxarr.testing import assert_close
 
@@ -196,3 +196,40 @@ def test_negatives_are_those_of_the_host(place, both):
     for node, others in zip(src, found, strict=True):
         free = np.setdiff1d(np.arange(n_nodes), linked[node])
         assert np.isin(others, free).all() if free.size else (others == -1).all()
+
+
+SAMPLERS = {
+    "uniform": (geom.NeighborSampler, {}),
+    "again": (geom.NeighborSampler, {"replace": True}),
+    "weighted": (geom.NeighborSampler, {"weight": True}),
+    "labor": (geom.LaborSampler, {}),
+    "induced": (geom.NeighborSampler, {"directional": False}),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fanout"), [*((kind, (3, 2)) for kind in SAMPLERS), ("uniform", (-1, 1))]
+)
+def test_batches_are_those_of_the_host(place, monkeypatch, kind, fanout):
+    make, options = SAMPLERS[kind]
+    indptr, indices, weights, nodes = rows(place, seed=8)
+    graph = geom.Graph(indptr, indices % (indptr.size - 1), n_src=indptr.size - 1)
+    seeds = np.concatenate([nodes[:3], nodes[:2], nodes[2:6]])  # isolated ones, a hub, both twice
+
+    def sample(graph, seeds):
+        weight = {"weight": _device.to_device(weights, graph.device)} if "weight" in options else {}
+        sampler = make(graph, fanout, seed=4, **{**options, **weight})
+        return [*sampler.bulk(seeds, 4), *sampler.bulk(seeds[:0], 4), sampler(seeds[:0])]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sampling, "runs_kernels", lambda x: False)
+        want = sample(graph, seeds)
+    got = sample(graph.to_device(place), _device.to_device(seeds, place))
+    assert [one.n_seeds for one in got] == [4, 4, 1, 0]
+    for a, b in zip(got, want, strict=True):
+        pairs = [(a.nodes, b.nodes), *zip(a.edge_ids, b.edge_ids, strict=True)]
+        for x, y in zip(a.graphs, b.graphs, strict=True):
+            assert x.n_src == y.n_src
+            pairs += [(x.indptr, y.indptr), (x.indices, y.indices)]
+        for found, expected in pairs:
+            assert_close(_device.to_device(found, "cpu"), expected, exact=True)
