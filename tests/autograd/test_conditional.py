@@ -710,7 +710,7 @@ def test_gpu_branches(cupy, make):
 
     def step(x, weight=weight):
         def product(x):
-            return rx.tanh(x @ weight), rx.sum(x)
+            return rx.tanh(rx.matmul(x, weight)), rx.sum(x)
 
         return cond(rx.sum(x) > 0, product, lambda x: (x, rx.max(x)), x)
 
@@ -740,7 +740,8 @@ def test_gpu_products_in_a_loop(cupy):
             y = rx.matmul(a, x)
             return i + 1, y / rx.sqrt(rx.sum(y * y)), rx.max(rx.abs(y / rx.sqrt(rx.sum(y * y)) - x))
 
-        return while_loop(lambda s: s[2] > 1e-5, body, (0, x, rx.max(x) * 0 + 1))[1]
+        zero = rx.max(x) * 0
+        return while_loop(lambda s: s[2] > 1e-5, body, (zero, x, zero + 1))[1]
 
     x = np.full((64, 1), 0.125, "float32")
     want = np.abs(np.linalg.eigh(a.astype("float64"))[1][:, -1:])
@@ -783,7 +784,7 @@ def test_gpu_training_with_a_loop_inside(cupy):
             return loss
 
         step = make(step)
-        losses = [float(step(cupy.full(8, 10.0**i, "float32"))) for i in (0, 1, 0, 2, 3, 1)]
+        losses = [step(cupy.full(8, 10.0**i, "float32")).item() for i in (0, 1, -1, 2, 3, 1)]
         return losses, on_host(w)
 
     want = train(lambda f: f)
