@@ -3,8 +3,9 @@
 Forward: sums of each channel of each sample, statistics of the groups out of them, and one pass
 that normalizes. Backward: sums again, the terms of the groups out of them, and one pass for the
 gradient. A sample is an array (channels, positions) or, with the channels last, (positions,
-channels). Its positions are cut into chunks, of which a block takes one; partial sums have the
-shape (samples, chunks, channels). With ``silu`` the result is ``y * sigmoid(y)``.
+channels). Its positions are cut into chunks, of which a block takes one. With the channels last
+partial sums have the shape (samples, chunks, channels), and kernels of their own combine them.
+With ``silu`` the result is ``y * sigmoid(y)``.
 """
 
 from __future__ import annotations
@@ -291,88 +292,137 @@ def channels_last(
     return Kernels(sums, apply, gradient_sums, gradient)
 
 
-@functools.cache
-def channels_first(dtype: np.dtype, plan: Plan, affine: tuple[bool, bool], silu: bool) -> Kernels:
-    """Return the kernels for channels that are rows in memory.
+class KernelsFirst(NamedTuple):
+    """One pass each over channels that are rows in memory.
 
-    The grid's x runs over rows, its y over chunks.
+    The grid runs over blocks of channels, chunks and samples. Partial sums have the shape
+    (samples, channels, chunks), so those of a group are neighbours, and each block of the second
+    pass adds them up itself. All kernels end in ``n_positions, n_channels, n_of_group, n_tiles``:
+    the last two are channels of a group, and tiles of a chunk.
+
+    Attributes
+    ----------
+    sums : kernel
+        ``sums(x, first, second, ...)``: of the differences from the group's first element, and of
+        their squares.
+    apply : kernel
+        ``apply(x, weight, bias, first, second, centre, inverse, out, eps, ...)``. It fills in the
+        statistics.
+    gradient_sums : kernel
+        ``gradient_sums(grad, x, weight, bias, centre, inverse, first, second, ...)``: of the
+        gradient of the affine map's result, and of that times the normalized input.
+    gradient : kernel
+        ``gradient(grad, x, weight, bias, centre, inverse, first, second, out, ...)``.
     """
+
+    sums: Any
+    apply: Any
+    gradient_sums: Any
+    gradient: Any
+
+
+@functools.cache
+def channels_first(
+    dtype: np.dtype, plan: Plan, affine: tuple[bool, bool], silu: bool
+) -> KernelsFirst:
+    """Return the kernels for channels that are rows in memory."""
     _, scalar, load, *_ = access(dtype, wide=False)
-    begin, _, _, fetch, put = rows_of(dtype, plan)
+    _, _, _, fetch, put = rows_of(dtype, plan)
     activate, through = _activations(dtype, silu)
     totals_of = group_sums(scalar, plan.lanes, plan.groups)
-    size, tile_size = plan.kept, plan.tile
+    size, tile_size, lanes, groups = plan.kept, plan.tile, plan.lanes, plan.groups
     weighted, biased = affine
     zero, one = scalar(0), scalar(1)
 
     @cuda.jit(device=True)
-    def tiles_of(n_positions):
+    def begin(n_channels):
+        """Give this thread's channel, whether there is one, and the offset of the sample's first.
+
+        Idle threads take part in the reductions, with the first channel.
+        """
+        channel = np.int64(cuda.blockIdx.x) * groups + cuda.threadIdx.y
+        live = channel < n_channels
+        return channel if live else 0, live, np.int64(cuda.blockIdx.z) * n_channels
+
+    @cuda.jit(device=True)
+    def tiles_of(n_positions, n_tiles):
         """Give the first tile of the block's chunk, and the one after its last."""
-        n_tiles = (n_positions + tile_size - 1) // tile_size
-        each = (n_tiles + cuda.gridDim.y - 1) // cuda.gridDim.y
-        start = np.int64(cuda.blockIdx.y) * each
-        return start, min(start + each, n_tiles)
+        start = np.int64(cuda.blockIdx.y) * n_tiles
+        return start, min(start + n_tiles, (n_positions + tile_size - 1) // tile_size)
 
     @cuda.jit(device=True)
-    def partial_of(row, n_channels):
-        sample = row // n_channels
-        return (sample * cuda.gridDim.y + cuda.blockIdx.y) * n_channels + row % n_channels
-
-    @cuda.jit(device=True)
-    def group_of(row, n_channels, n_groups):
-        channel = row % n_channels
-        return row // n_channels * n_groups + channel // (n_channels // n_groups)
+    def put_sums(total, square, first, second, row, live):
+        total, square = totals_of(total, square, 0)
+        if live and cuda.threadIdx.x == 0:
+            place = row * cuda.gridDim.y + cuda.blockIdx.y
+            first[place] = total
+            second[place] = square
 
     @bounded(plan.threads)
-    def sums(x, first, second, n_positions, n_channels):
+    def sums(x, first, second, n_positions, n_channels, n_of_group, n_tiles):
         kept = cuda.local.array(size, scalar)
-        row, live = begin(x.size // n_positions)
-        offset = row * n_positions if live else 0  # idle threads take part in the reductions
-        origin = load(x, offset)[0]
+        channel, live, sample = begin(n_channels)
+        offset, head = (sample + channel) * n_positions, channel // n_of_group * n_of_group
+        origin = load(x, (sample + head) * n_positions)[0]
         total, square = zero, zero
-        start, stop = tiles_of(n_positions)
+        start, stop = tiles_of(n_positions, n_tiles)
         for tile in range(start, stop):
             fetch(x, offset, tile, n_positions, origin, kept)
             for i in range(size):
                 value = kept[i] - origin
                 total += value
                 square += value * value
-        total, square = totals_of(total, square, 0)
-        if live and cuda.threadIdx.x == 0:
-            first[partial_of(row, n_channels)] = total
-            second[partial_of(row, n_channels)] = square
+        put_sums(total, square, first, second, sample + channel, live)
 
     @bounded(plan.threads)
-    def apply(x, weight, bias, centre, inverse, out, n_positions, n_channels, n_groups):
+    def apply(
+        x, weight, bias, first, second, centre, inverse, out, eps,
+        n_positions, n_channels, n_of_group, n_tiles,
+    ):  # fmt: skip
         kept = cuda.local.array(size, scalar)
-        row, live = begin(x.size // n_positions)
+        channel, live, sample = begin(n_channels)
+        offset, group = (sample + channel) * n_positions, channel // n_of_group
+        tile, stop = tiles_of(n_positions, n_tiles)
+        fetch(x, offset, tile, n_positions, zero, kept)  # under way while sums are added up
+        head, n_sums = sample + group * n_of_group, n_of_group * cuda.gridDim.y
+        total, square = zero, zero
+        for i in range(cuda.threadIdx.x, n_sums, lanes):
+            total += first[head * cuda.gridDim.y + i]
+            square += second[head * cuda.gridDim.y + i]
+        total, square = totals_of(total, square, 0)
+        share = one / (scalar(n_positions) * scalar(n_of_group))
+        away = total * share
+        mean = load(x, head * n_positions)[0] + away
+        scale = one / math.sqrt(max(square - total * away, zero) * share + eps)
         if not live:
             return
-        group, channel = group_of(row, n_channels, n_groups), row % n_channels
-        mean, scale = centre[group], inverse[group]
+        if cuda.threadIdx.x == 0 and cuda.blockIdx.y == 0 and head == sample + channel:
+            centre[head // n_of_group] = mean
+            inverse[head // n_of_group] = scale
         if weighted:
             scale *= load(weight, channel)[0]
         shift = load(bias, channel)[0] if biased else zero
-        start, stop = tiles_of(n_positions)
-        for tile in range(start, stop):
-            fetch(x, row * n_positions, tile, n_positions, zero, kept)
+        while tile < stop:
             for i in range(size):
                 kept[i] = activate((kept[i] - mean) * scale + shift)
-            put(out, row * n_positions, tile, n_positions, kept)
+            put(out, offset, tile, n_positions, kept)
+            tile += 1
+            if tile < stop:
+                fetch(x, offset, tile, n_positions, zero, kept)
 
     @bounded(plan.threads)
     def gradient_sums(
-        grad, x, weight, bias, centre, inverse, first, second, n_positions, n_channels, n_groups
-    ):
+        grad, x, weight, bias, centre, inverse, first, second,
+        n_positions, n_channels, n_of_group, n_tiles,
+    ):  # fmt: skip
         kept, up = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
-        row, live = begin(x.size // n_positions)
-        offset = row * n_positions if live else 0
-        group, channel = group_of(row if live else 0, n_channels, n_groups), row % n_channels
+        channel, live, sample = begin(n_channels)
+        offset, group = (sample + channel) * n_positions, (sample + channel) // n_of_group
         mean, scale = centre[group], inverse[group]
         factor = load(weight, channel)[0] if weighted else one
         shift = load(bias, channel)[0] if biased else zero
         total, product = zero, zero
-        start, stop = tiles_of(n_positions)
+        start, stop = tiles_of(n_positions, n_tiles)
         for tile in range(start, stop):
             fetch(x, offset, tile, n_positions, zero, kept)
             fetch(grad, offset, tile, n_positions, zero, up)
@@ -381,57 +431,88 @@ def channels_first(dtype: np.dtype, plan: Plan, affine: tuple[bool, bool], silu:
                 g = through(hat * factor + shift, up[i])
                 total += g
                 product += g * hat
-        total, product = totals_of(total, product, 0)
-        if live and cuda.threadIdx.x == 0:
-            first[partial_of(row, n_channels)] = total
-            second[partial_of(row, n_channels)] = product
+        put_sums(total, product, first, second, sample + channel, live)
 
     @bounded(plan.threads)
     def gradient(
-        grad,
-        x,
-        weight,
-        bias,
-        centre,
-        inverse,
-        of_mean,
-        of_scale,
-        out,
-        n_positions,
-        n_channels,
-        n_groups,
-    ):
+        grad, x, weight, bias, centre, inverse, first, second, out,
+        n_positions, n_channels, n_of_group, n_tiles,
+    ):  # fmt: skip
         kept, up = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
-        row, live = begin(x.size // n_positions)
+        channel, live, sample = begin(n_channels)
+        offset, group = (sample + channel) * n_positions, (sample + channel) // n_of_group
+        tile, stop = tiles_of(n_positions, n_tiles)
+        fetch(x, offset, tile, n_positions, zero, kept)  # under way while sums are added up
+        fetch(grad, offset, tile, n_positions, zero, up)
+        mean, scale = centre[group], inverse[group]
+        head, n_sums = group * n_of_group, n_of_group * cuda.gridDim.y
+        of_mean, of_scale = zero, zero
+        for i in range(cuda.threadIdx.x, n_sums, lanes):
+            factor = one
+            if weighted:
+                other = i if cuda.gridDim.y == 1 else i // cuda.gridDim.y
+                factor = load(weight, head - sample + other)[0]
+            of_mean += factor * first[head * cuda.gridDim.y + i]
+            of_scale += factor * second[head * cuda.gridDim.y + i]
+        of_mean, of_scale = totals_of(of_mean, of_scale, 0)
         if not live:
             return
-        offset = row * n_positions
-        group, channel = group_of(row, n_channels, n_groups), row % n_channels
-        mean, scale, first, second = centre[group], inverse[group], of_mean[group], of_scale[group]
+        share = one / (scalar(n_positions) * scalar(n_of_group))
+        of_mean, of_scale = of_mean * share, of_scale * share
         factor = load(weight, channel)[0] if weighted else one
         shift = load(bias, channel)[0] if biased else zero
-        start, stop = tiles_of(n_positions)
-        for tile in range(start, stop):
-            fetch(x, offset, tile, n_positions, zero, kept)
-            fetch(grad, offset, tile, n_positions, zero, up)
+        while tile < stop:
             for i in range(size):
                 hat = (kept[i] - mean) * scale
                 g = through(hat * factor + shift, up[i]) * factor
-                kept[i] = (g - first - hat * second) * scale
+                kept[i] = (g - of_mean - hat * of_scale) * scale
             put(out, offset, tile, n_positions, kept)
+            tile += 1
+            if tile < stop:
+                fetch(x, offset, tile, n_positions, zero, kept)
+                fetch(grad, offset, tile, n_positions, zero, up)
 
-    return Kernels(sums, apply, gradient_sums, gradient)
+    return KernelsFirst(sums, apply, gradient_sums, gradient)
+
+
+@functools.cache
+def of_parameters(dtype: np.dtype):
+    """Return the kernel that adds up (samples, channels, chunks) over all but the channels.
+
+    A block of ``MERGE_BLOCK`` threads takes a channel of each row of them; the grid's y runs over
+    the two arrays and their results.
+    """
+    _, scalar, _, store, _ = access(dtype, wide=False)
+    n_lanes, n_rows = MERGE_BLOCK
+    zero: Any = scalar(0)
+    sums = group_sums(scalar, n_lanes, n_rows)
+
+    @bounded(n_lanes * n_rows)
+    def kernel(first, second, first_out, second_out, n_samples, n_chunks):
+        partial = first if cuda.blockIdx.y == 0 else second
+        out = first_out if cuda.blockIdx.y == 0 else second_out
+        n_channels, total = np.int64(out.size), zero
+        channel = np.int64(cuda.blockIdx.x) * n_rows + cuda.threadIdx.y
+        if channel < n_channels:
+            for i in range(cuda.threadIdx.x, n_samples * n_chunks, n_lanes):
+                sample = i if n_chunks == 1 else i // n_chunks
+                row = sample * n_channels + channel
+                total += partial[row * n_chunks + i - sample * n_chunks]
+        total, _ = sums(total, zero, 0)
+        if channel < n_channels and cuda.threadIdx.x == 0:
+            store(out, channel, (total,))
+
+    return kernel
 
 
 class Merges(NamedTuple):
-    """Kernels with a block of ``MERGE_BLOCK`` threads for each group of each sample.
+    """Kernels for channels last: a block of ``MERGE_BLOCK`` threads for each group of a sample.
 
     Attributes
     ----------
     statistics : kernel
         ``statistics(x, first, second, centre, inverse, n_chunks, n_channels, n_groups,
-        n_positions, stride, eps)``: of a group, out of the sums. ``stride``: from the first
-        element of one channel to that of the next.
+        n_positions, eps)``: of a group, out of the sums.
     terms : kernel
         ``terms(weight, first, second, of_weight, of_bias, of_mean, of_scale, n_chunks,
         n_channels, n_groups, n_positions)``: the gradients of the parameters for each sample, and
@@ -477,7 +558,6 @@ def merges(dtype: np.dtype, weighted: bool) -> Merges:
         n_channels,
         n_groups,
         n_positions,
-        stride,
         eps,
     ):
         shared = cuda.shared.array(shape, scalar)
@@ -492,7 +572,7 @@ def merges(dtype: np.dtype, weighted: bool) -> Merges:
             squares = over_chunks(second, shared, sample, channel, inside, n_chunks, n_channels)
             if inside and cuda.threadIdx.y == 0:
                 n = scalar(n_positions)
-                origin = load(x, sample * n_channels * n_positions + channel * stride)[0]
+                origin = load(x, sample * n_channels * n_positions + channel)[0]
                 away = total / n
                 # Chan et al.: the mean and the sum of squares of two sets together.
                 delta = origin + away - mean

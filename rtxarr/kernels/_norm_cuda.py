@@ -9,11 +9,22 @@ from typing import Any
 import numpy as np
 
 from rtxarr._device import _SIMULATING, cuda
-from rtxarr.kernels._rows import Plan, add, bounded, group_reduce, group_sums, rows_of, window
+from rtxarr.kernels._rows import (
+    Plan,
+    add,
+    bounded,
+    group_reduce,
+    group_sums,
+    packed_rows_of,
+    rows_of,
+    window,
+)
 from rtxarr.kernels._vector import access
 
 # Threads of the block that adds up partial sums: columns, and parts of each.
-JOIN_BLOCK = (4, 2) if _SIMULATING else (32, 16)
+JOIN_BLOCK = (4, 2) if _SIMULATING else (32, 32)
+# Bytes of a row that a thread may hold for registers to be left for those of the next.
+_AHEAD = 64
 
 
 @functools.cache
@@ -149,16 +160,25 @@ def backward_with_sums(dtype: np.dtype, plan: Plan, centred: bool, weighted: boo
     Each block takes every ``gridDim.x``-th set of rows, in order, and leaves its sums in its row
     of the partial sums. Rows must be resident.
     """
-    scalar: Any = access(dtype, wide=plan.width > 1).scalar
-    size, zero = plan.kept, scalar(0)
-    _, _, place, fetch, put = rows_of(dtype, plan)
-    sums = group_sums(scalar, plan.lanes, plan.groups, 2)
-    chunks, width, groups, threads = plan.chunks, plan.width, plan.groups, plan.threads
-    shared_shape = (groups, plan.tile)
+    width, scalar, _, _, store_sums = access(dtype, wide=plan.width > 1)
+    n_words, word, fetch, unpack = packed_rows_of(dtype, plan)
+    chunks, groups, threads, size = plan.chunks, plan.groups, plan.threads, plan.kept
+    _, _, place, _, put = rows_of(dtype, plan)
+    sums = group_sums(scalar, plan.lanes, groups, 2)
+    neighbours, shared_shape = window(width), (groups, plan.tile if groups > 1 else 1)
+    ahead = size * np.dtype(scalar).itemsize <= _AHEAD
+    zero, one = scalar(0), scalar(1)
 
     @cuda.jit(device=True)
     def add_groups(kept, shared, partial, n):
         """Add up the groups of the block, in order, into its row of ``partial``."""
+        first = np.int64(cuda.blockIdx.x) * n
+        if groups == 1:
+            for k in range(chunks):
+                column = place(0, 0, k)
+                if column < n:
+                    store_sums(partial, first + column, neighbours(kept, k * width))
+            return
         for k in range(chunks):
             for i in range(width):
                 shared[cuda.threadIdx.y, place(0, 0, k) + i] = kept[k * width + i]
@@ -168,45 +188,56 @@ def backward_with_sums(dtype: np.dtype, plan: Plan, centred: bool, weighted: boo
             part = shared[0, column]
             for other in range(1, groups):
                 part += shared[other, column]
-            partial[cuda.blockIdx.x * n + column] = part
+            partial[first + column] = part
             column += threads
         cuda.syncthreads()  # all have read them before the next sums overwrite them
 
     @bounded(threads)
     def kernel(grad, x, weight, centre, inverse, out, of_weight, of_bias, n):
         shared = cuda.shared.array(shared_shape, scalar)
-        hat, of_hat = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
-        next_x, next_grad = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
         weight_sum, bias_sum = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
-        factor = cuda.local.array(size, scalar)
+        hat, of_hat = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
+        factor, weights = cuda.local.array(size, scalar), cuda.local.array(n_words, word)
+        next_x, next_grad = cuda.local.array(n_words, word), cuda.local.array(n_words, word)
         for i in range(size):
             weight_sum[i] = zero
             bias_sum[i] = zero
-        n_rows, step = np.int64(inverse.size), np.int64(cuda.gridDim.x) * groups
-        row = np.int64(cuda.blockIdx.x) * groups + cuda.threadIdx.y
-        base, slot = row - cuda.threadIdx.y, 0
-        first = row * n if row < n_rows else 0
-        fetch(grad, first, 0, n, zero, next_grad)
-        fetch(x, first, 0, n, zero, next_x)
+        if weighted:
+            fetch(weight, 0, n, weights)
+        n_rows, share = np.int64(inverse.size), one / scalar(n)
+        step = np.int64(cuda.gridDim.x) * groups
+        row, slot = np.int64(cuda.blockIdx.x) * groups + cuda.threadIdx.y, 0
+        base, next_scale, next_mean = row - cuda.threadIdx.y, zero, zero
+        here = row if row < n_rows else 0  # idle threads take part in the reductions
+        if ahead:
+            next_scale, next_mean = inverse[here], centre[here] if centred else zero
+            fetch(grad, here * n, n, next_grad)
+            fetch(x, here * n, n, next_x)
         while base < n_rows:
             live = row < n_rows
-            scale = inverse[row] if live else zero
-            mean = centre[row] if centred and live else zero
-            for i in range(size):
-                of_hat[i] = next_grad[i]
-                hat[i] = (next_x[i] - mean) * scale
-            # The next row is under way while the threads wait for each other.
+            if not ahead:
+                here = row if live else 0
+                next_scale, next_mean = inverse[here], centre[here] if centred else zero
+                fetch(grad, here * n, n, next_grad)
+                fetch(x, here * n, n, next_x)
+            scale, mean = next_scale, next_mean
+            unpack(next_grad, of_hat)
+            unpack(next_x, hat)
             base += step
-            following = (row + step) * n if row + step < n_rows else 0
-            fetch(grad, following, 0, n, zero, next_grad)
-            fetch(x, following, 0, n, zero, next_x)
+            if ahead:  # the next row is under way while the threads wait for each other
+                here = row + step if row + step < n_rows else 0
+                next_scale, next_mean = inverse[here], centre[here] if centred else zero
+                fetch(grad, here * n, n, next_grad)
+                fetch(x, here * n, n, next_x)
+            for i in range(size):
+                hat[i] = (hat[i] - mean) * scale
             if live:
                 for i in range(size):
                     weight_sum[i] += of_hat[i] * hat[i]
                     if n_params == 2:
                         bias_sum[i] += of_hat[i]
             if weighted:
-                fetch(weight, 0, 0, n, zero, factor)
+                unpack(weights, factor)
                 for i in range(size):
                     of_hat[i] *= factor[i]
             dot, total = zero, zero
@@ -215,11 +246,11 @@ def backward_with_sums(dtype: np.dtype, plan: Plan, centred: bool, weighted: boo
                 total += of_hat[i]
             dot, total = sums(dot, total, slot)
             slot = 1 - slot
-            dot /= scalar(n)
-            total = total / scalar(n) if centred else zero
             if live:
+                slope = dot * share * scale
+                shift = total * share * scale if centred else zero
                 for i in range(size):
-                    of_hat[i] = (of_hat[i] - total - hat[i] * dot) * scale
+                    of_hat[i] = of_hat[i] * scale - shift - hat[i] * slope
                 put(out, row * n, 0, n, of_hat)
             row += step
         add_groups(weight_sum, shared, of_weight, n)
@@ -276,23 +307,33 @@ def columns(dtype: np.dtype, wide: bool, centred: bool):
 
 @functools.cache
 def join(dtype: np.dtype):
-    """Return the kernel that adds up the rows of the partial sums, in a fixed order."""
+    """Return the kernel that adds up the rows of partial sums, in a fixed order.
+
+    The grid's y runs over the two arrays and their results; with one, the others are not read.
+    """
     _, scalar, _, store, _ = access(dtype, wide=False)
     n_columns, n_parts = JOIN_BLOCK
     zero: Any = scalar(0)
 
     @bounded(n_columns * n_parts)
-    def kernel(partial, out):
+    def kernel(first, second, first_out, second_out):
         # Neighbouring threads (x) take neighbouring columns; y takes every n_parts-th row.
         shared = cuda.shared.array((n_parts, n_columns), scalar)
+        partial = first if cuda.blockIdx.y == 0 else second
+        out = first_out if cuda.blockIdx.y == 0 else second_out
         x, y, n = cuda.threadIdx.x, cuda.threadIdx.y, np.int64(out.size)
         column = np.int64(cuda.blockIdx.x) * n_columns + x
         total = zero
         if column < n:
-            i = y * n + column
+            i, step = y * n + column, n_parts * n
+            while i + 3 * step < partial.size:  # four loads in flight
+                a, b = partial[i], partial[i + step]
+                c, d = partial[i + 2 * step], partial[i + 3 * step]
+                total = total + a + b + c + d
+                i += 4 * step
             while i < partial.size:
                 total += partial[i]
-                i += n_parts * n
+                i += step
         shared[y, x] = total
         cuda.syncthreads()  # the sums of all parts are in place
         if y == 0 and column < n:

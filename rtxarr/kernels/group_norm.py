@@ -31,10 +31,6 @@ class _Layout(NamedTuple):
     n_channels: int
     n_positions: int
 
-    @property
-    def stride(self) -> int:
-        return 1 if self.last else self.n_positions
-
 
 def _layout(xp: Any, x: Any) -> _Layout:
     last = not x.flags.c_contiguous and xp.moveaxis(x, 1, -1).flags.c_contiguous
@@ -51,31 +47,42 @@ def _empty_like(xp: Any, x: Any, layout: _Layout) -> Any:
     return xp.empty(x.shape, dtype=x.dtype)
 
 
-def _deal_out(layout: _Layout, dtype: Any, arrays: tuple, affine: tuple, silu: bool) -> tuple:
+def _deal_out_last(layout: _Layout, dtype: Any, arrays: tuple, affine: tuple, silu: bool) -> tuple:
     """Give the kernels for passes over these arrays, their grid and block, and the chunks."""
-    from rtxarr.kernels._group_norm_cuda import channels_first, channels_last
-    from rtxarr.kernels._rows import plan_rows
+    from rtxarr.kernels._group_norm_cuda import channels_last
     from rtxarr.kernels._vector import access
 
     flags = tuple(a is not None for a in affine)
-    n_samples, n_channels, n_positions = layout[1:]
-    if layout.last:
-        present = [a for a in (*arrays, *affine) if a is not None]
-        wide = all(can_be_wide(a, n_channels) for a in present)
-        width = access(dtype, wide=wide).width
-        pieces = -(-n_channels // width)
-        across = -(-pieces // _THREADS)
-        lanes = -(-pieces // across)
-        block = lanes, max(1, _THREADS // lanes)
-        most = -(-n_positions // (block[1] * _EACH))
-        chunks = min(most, max(1, _BLOCKS // (across * n_samples)))
-        kernels = channels_last(dtype, width > 1, block, flags, silu)
-        return kernels, (chunks, across, n_samples), block, chunks
+    _, n_samples, n_channels, n_positions = layout
+    present = [a for a in (*arrays, *affine) if a is not None]
+    wide = all(can_be_wide(a, n_channels) for a in present)
+    width = access(dtype, wide=wide).width
+    pieces = -(-n_channels // width)
+    across = -(-pieces // _THREADS)
+    lanes = -(-pieces // across)
+    block = lanes, max(1, _THREADS // lanes)
+    most = -(-n_positions // (block[1] * _EACH))
+    chunks = min(most, max(1, _BLOCKS // (across * n_samples)))
+    kernels = channels_last(dtype, width > 1, block, flags, silu)
+    return kernels, (chunks, across, n_samples), block, chunks
+
+
+def _deal_out_first(
+    layout: _Layout, dtype: Any, arrays: tuple, affine: tuple, silu: bool, n_groups: int
+) -> tuple:
+    """Give the kernels, their grid and block, and the numbers that all their arguments end in."""
+    from rtxarr.kernels._group_norm_cuda import channels_first
+    from rtxarr.kernels._rows import plan_rows
+
+    _, n_samples, n_channels, n_positions = layout
     wide = all(can_be_wide(a, n_positions) for a in arrays)
     plan = plan_rows(n_positions, dtype, wide=wide, pieces=2 if len(arrays) > 1 else 4, most=16)
-    blocks = plan.blocks(n_samples * n_channels)
-    chunks = min(-(-n_positions // plan.tile), max(1, _BLOCKS // blocks))
-    return channels_first(dtype, plan, flags, silu), (blocks, chunks), plan.block, chunks
+    blocks, n_tiles = plan.blocks(n_channels), -(-n_positions // plan.tile)
+    chunks = min(n_tiles, max(1, _BLOCKS // (blocks * n_samples)))
+    each = -(-n_tiles // chunks)
+    kernels = channels_first(dtype, plan, tuple(a is not None for a in affine), silu)
+    grid = blocks, -(-n_tiles // each), n_samples
+    return kernels, grid, plan.block, (n_positions, n_channels, n_channels // n_groups, each)
 
 
 def group_normalize(
@@ -118,11 +125,19 @@ def group_normalize(
     affine = tuple(None if a is None else row_by_row(a) for a in (weight, bias))
     weight, bias = (flat if a is None else a for a in affine)
     centre, inverse = xp.reshape(centre, (-1,)), xp.reshape(inverse, (-1,))
-    kernels, grid, block, chunks = _deal_out(layout, x.dtype, (flat,), affine, silu)
     _, n_samples, n_channels, n_positions = layout
+    if not layout.last:
+        dealt = _deal_out_first(layout, x.dtype, (flat,), affine, silu, n_groups)
+        first, grid, block, numbers = dealt
+        partial = [xp.empty(n_samples * n_channels * grid[1], dtype=dtype) for _ in range(2)]
+        launch(first.sums, grid, (flat, *partial, *numbers), block=block)
+        arguments = (flat, weight, bias, *partial, centre, inverse, target, dtype.type(eps))
+        launch(first.apply, grid, (*arguments, *numbers), block=block)
+        return out
+    kernels, grid, block, chunks = _deal_out_last(layout, x.dtype, (flat,), affine, silu)
     partial = [xp.empty(n_samples * chunks * n_channels, dtype=dtype) for _ in range(2)]
     launch(kernels.sums, grid, (flat, *partial, n_positions, n_channels), block=block)
-    sizes = chunks, n_channels, n_groups, n_positions, layout.stride, dtype.type(eps)
+    sizes = chunks, n_channels, n_groups, n_positions, dtype.type(eps)
     kernel = merges(x.dtype, affine[0] is not None).statistics
     launch(kernel, inverse.size, (flat, *partial, centre, inverse, *sizes), block=MERGE_BLOCK)
     arguments = (flat, weight, bias, centre, inverse, target, n_positions, n_channels, n_groups)
@@ -158,7 +173,7 @@ def group_normalize_gradient(
     of_weight, of_bias : array of its dtype, shape (n_channels,), or None
         Summed in a fixed order.
     """
-    from rtxarr.kernels._group_norm_cuda import MERGE_BLOCK, merges
+    from rtxarr.kernels._group_norm_cuda import MERGE_BLOCK, merges, of_parameters
 
     xp = namespace(grad, x, weight, bias)
     layout, dtype, kind = _layout(xp, x), inverse.dtype, x.dtype
@@ -167,20 +182,25 @@ def group_normalize_gradient(
     affine = tuple(None if a is None else row_by_row(a) for a in (weight, bias))
     weight, bias = (flat if a is None else a for a in affine)
     centre, inverse = xp.reshape(centre, (-1,)), xp.reshape(inverse, (-1,))
-    kernels, grid, block, chunks = _deal_out(layout, kind, (flat, up), affine, silu)
     _, n_samples, n_channels, n_positions = layout
+    inputs = up, flat, weight, bias, centre, inverse
+    if not layout.last:
+        dealt = _deal_out_first(layout, kind, (flat, up), affine, silu, n_groups)
+        first, grid, block, numbers = dealt
+        partial = [xp.empty(n_samples * n_channels * grid[1], dtype=dtype) for _ in range(2)]
+        launch(first.gradient_sums, grid, (*inputs, *partial, *numbers), block=block)
+        launch(first.gradient, grid, (*inputs, *partial, target, *numbers), block=block)
+        arguments = of_parameters(kind), kind, partial[::-1], n_channels, needs, MERGE_BLOCK
+        return out, *norm.sum_pair(xp, *arguments, MERGE_BLOCK[1], n_samples, grid[1])
+    kernels, grid, block, chunks = _deal_out_last(layout, kind, (flat, up), affine, silu)
     partial = [xp.empty(n_samples * chunks * n_channels, dtype=dtype) for _ in range(2)]
     sizes = n_positions, n_channels, n_groups
-    arguments = (up, flat, weight, bias, centre, inverse, *partial, *sizes)
-    launch(kernels.gradient_sums, grid, arguments, block=block)
+    launch(kernels.gradient_sums, grid, (*inputs, *partial, *sizes), block=block)
     of_weight, of_bias = (xp.empty(n_samples * n_channels, dtype=dtype) for _ in range(2))
     terms = [xp.empty(inverse.size, dtype=dtype) for _ in range(2)]
     arguments = (weight, *partial, of_weight, of_bias, *terms)
     numbers = chunks, n_channels, n_groups, n_positions
     kernel = merges(kind, affine[0] is not None).terms
     launch(kernel, inverse.size, (*arguments, *numbers), block=MERGE_BLOCK)
-    arguments = (up, flat, weight, bias, centre, inverse, *terms, target, *sizes)
-    launch(kernels.gradient, grid, arguments, block=block)
-    of_weight = norm.sum_rows(xp, of_weight, n_channels, kind) if needs[0] else None
-    of_bias = norm.sum_rows(xp, of_bias, n_channels, kind) if needs[1] else None
-    return out, of_weight, of_bias
+    launch(kernels.gradient, grid, (*inputs, *terms, target, *sizes), block=block)
+    return out, *norm.sum_rows(xp, [of_weight, of_bias], n_channels, kind, needs)

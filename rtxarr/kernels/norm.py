@@ -13,9 +13,10 @@ from rtxarr.kernels.segment import can_be_wide, row_by_row
 __all__ = ["fits", "normalize", "normalize_gradient"]
 
 # Where the gradients of the parameters are added up, blocks take 8 sets of rows each, but there are
-# not fewer blocks than this, if there are rows for them, and not more threads in all: several waves
-# of blocks, so that the last one costs little. The bits must not depend on the GPU, nor do these.
-_FEWEST_BLOCKS, _MOST_THREADS = 264, 540_672
+# not fewer blocks than this, if there are rows for them, and not more threads in all: a few waves
+# of blocks, so that the last one costs little, and few rows of partial sums. The bits must not
+# depend on the GPU, nor do these.
+_FEWEST_BLOCKS, _MOST_THREADS = 264, 202_752
 
 
 def fits(*arrays: Any) -> bool:
@@ -117,7 +118,7 @@ def normalize_gradient(
     n_params = 2 if needs[1] else int(needs[0])
     plan, target = backward_plan(n, dtype, wide, with_sums=bool(n_params)), xp.reshape(out, (-1,))
     arguments = (grad, x, x if weight is None else weight, centre, inverse, target)
-    blocks = plan.blocks(inverse.size)
+    blocks, partial = plan.blocks(inverse.size), []
     if n_params and plan.resident:
         enough = min(blocks // 8, _MOST_THREADS // plan.threads)
         blocks = min(blocks, max(_FEWEST_BLOCKS, enough))
@@ -131,9 +132,7 @@ def normalize_gradient(
         launch(kernel, plan.blocks(inverse.size), (*arguments, n), block=plan.block)
         if n_params:
             partial = _sum_columns(xp, grad, x, centre, inverse, n, wide=wide, centred=centred)
-    of_weight = sum_rows(xp, partial[0], n, dtype) if needs[0] else None
-    of_bias = sum_rows(xp, partial[1], n, dtype) if needs[1] else None
-    return out, of_weight, of_bias
+    return out, *sum_rows(xp, partial, n, dtype, needs)
 
 
 def forward_plan(n_features: int, dtype: Any, wide: bool) -> Any:
@@ -146,11 +145,16 @@ def forward_plan(n_features: int, dtype: Any, wide: bool) -> Any:
 def backward_plan(n_features: int, dtype: Any, wide: bool, *, with_sums: bool) -> Any:
     """Deal the rows out to the backward kernel, with the sums of the parameters or without."""
     from rtxarr.kernels._rows import plan_rows
+    from rtxarr.kernels._vector import access
 
-    options: dict[str, Any] = {"pieces": 2, "most": 16, "threads": 128}
-    if with_sums:  # which take as many registers as a row and its gradient
-        options = {"pieces": 1, "most": 12, "threads": 128}
-    return plan_rows(n_features, dtype, wide=wide, **options)
+    if not with_sums:
+        return plan_rows(n_features, dtype, wide=wide, pieces=2, most=16)
+    width = access(dtype, wide=wide).width
+    if width == 1:
+        return plan_rows(n_features, dtype, wide=wide, pieces=1, most=12)
+    # Sixteen elements of a thread: few threads share the work that is done once a row. With more
+    # lanes they would not have the registers for longer rows.
+    return plan_rows(n_features, dtype, wide=wide, pieces=16 // width, lanes=256)
 
 
 def _flat(*arrays: Any) -> list[Any]:
@@ -179,13 +183,35 @@ def _sum_columns(
     return partial
 
 
-def sum_rows(xp: Any, partial: Any, n: int, dtype: Any) -> Any:
-    """Add up rows of ``n`` partial sums, in a fixed order."""
+def sum_rows(xp: Any, partial: list, n: int, dtype: Any, needs: tuple[bool, bool]) -> tuple:
+    """Add up the rows of ``n`` partial sums of two arrays, in a fixed order, or None for each."""
     from rtxarr.kernels._norm_cuda import JOIN_BLOCK, join
 
-    out = xp.empty(n, dtype=dtype)
-    launch(join(dtype), -(-n // JOIN_BLOCK[0]), (partial, out), block=JOIN_BLOCK)
-    return out
+    return sum_pair(xp, join(dtype), dtype, partial, n, needs, JOIN_BLOCK, JOIN_BLOCK[0])
+
+
+def sum_pair(
+    xp: Any,
+    kernel: Any,
+    dtype: Any,
+    partial: list,
+    n: int,
+    needs: tuple[bool, bool],
+    block: tuple[int, int],
+    per_block: int,
+    *numbers: int,
+) -> tuple:
+    """Add up two arrays of partial sums to ``n`` elements each; None for what is not needed.
+
+    The grid's x runs over blocks of ``per_block`` elements, its y over the arrays.
+    """
+    which = [i for i in range(2) if needs[i]]
+    out = [xp.empty(n if needed else 0, dtype=dtype) for needed in needs]
+    if which:
+        first, last = which[0], which[-1]
+        arguments = partial[first], partial[last], out[first], out[1 - first], *numbers
+        launch(kernel, (-(-n // per_block), len(which)), arguments, block=block)
+    return tuple(a if needed else None for a, needed in zip(out, needs, strict=True))
 
 
 def empty_statistics(x: Any, axes: tuple[int, ...], *, centred: bool) -> tuple[Any, Any]:

@@ -90,6 +90,22 @@ def test_group_norm(place, dtype, last, silu):
         assert out.data.strides == tensors[0].data.strides
 
 
+@pytest.mark.sim
+@pytest.mark.parametrize("shape", [(2, 4, 75), (2, 4, 80)], ids=["ragged", "whole"])
+def test_positions_of_several_blocks(monkeypatch, shape):
+    from rtxarr.kernels import _rows
+
+    monkeypatch.setattr(_rows, "_MOST_LANES", 2)
+    monkeypatch.setattr(kernels, "_BLOCKS", 16)  # chunks of two tiles, and less
+    x, weight, bias, grad = make(shape, "float32")
+    tensors = [rx.Tensor(a, requires_grad=True) for a in (x, weight, bias)]
+    out = rx.group_norm(tensors[0], 2, *tensors[1:], eps=1e-3, activation="silu")
+    out.backward(grad)
+    want = formula(x, weight, bias, grad, 2, 1e-3, True)
+    for a, b in zip((out, *(t.grad for t in tensors)), want, strict=True):
+        near(a, b, "float32", 1 if a.shape == shape else x.size // shape[1])
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 def test_without_parameters(place, last):
     shape = (2, 8, 3, 2) if place == "cpu" else (3, 64, 33, 17)
@@ -104,7 +120,7 @@ def test_without_parameters(place, last):
 
 
 def test_groups_with_a_large_mean_keep_their_deviation(place):
-    """Sums are of differences from an element of the channel."""
+    """Sums are of differences from an element of the group or of the channel."""
     x = np.random.default_rng(1).standard_normal((1, 8, 6, 5)).astype(np.float32) + 4096
     want = formula(x, np.ones(8), np.zeros(8), x, 2, 1e-5, False)[0]
     for last in (False, True):

@@ -189,7 +189,12 @@ def activation_cases():
 
 
 def group_norm_cases():
-    from rtxarr.kernels._group_norm_cuda import channels_first, channels_last, merges
+    from rtxarr.kernels._group_norm_cuda import (
+        channels_first,
+        channels_last,
+        merges,
+        of_parameters,
+    )
     from rtxarr.kernels._rows import plan_rows
 
     for name, scalar in SCALARS.items():
@@ -202,17 +207,27 @@ def group_norm_cases():
             "gradient_sums": (*affine, sums, sums, *numbers),
             "gradient": (*affine, sums, sums, values, *numbers),
         }
+        numbers = ("int64",) * 4
+        signatures_first = {
+            "sums": (values, sums, sums, *numbers),
+            "apply": (*(values,) * 3, *(sums,) * 4, values, scalar, *numbers),
+            "gradient_sums": (*affine, sums, sums, *numbers),
+            "gradient": (*affine, sums, sums, values, *numbers),
+        }
         plan = plan_rows(4096, dtype, wide=wide, pieces=2, most=16)
         for silu in (False, True):
             last = channels_last(dtype, wide, (40, 6), (True, True), silu)
             first = channels_first(dtype, plan, (True, True), silu)
-            for kind, found in (("last", last), ("first", first)):
-                for key, signature in signatures.items():
+            both = (("last", last, signatures), ("first", first, signatures_first))
+            for kind, found, described in both:
+                for key, signature in described.items():
                     title = f"channels-{kind}-{name}{'-silu' * silu}-{key}"
                     yield title, getattr(found, key), signature
         statistics, terms = merges(dtype, True)
-        yield f"statistics-{name}", statistics, (values, *(sums,) * 4, *("int64",) * 5, scalar)
+        yield f"statistics-{name}", statistics, (values, *(sums,) * 4, *("int64",) * 4, scalar)
         yield f"terms-{name}", terms, (values, *(sums,) * 6, *("int64",) * 4)
+        signature = (sums, sums, values, values, "int64", "int64")
+        yield f"parameters-{name}", of_parameters(dtype), signature
 
 
 def norm_cases():
@@ -236,7 +251,7 @@ def norm_cases():
         values, sums = (name, 1, "C"), (scalar, 1, "C")
         signature = (values, values, *(sums,) * 4, "int64")
         yield f"columns-{name}", columns(dtype_of(name), name != "float64", True), signature
-        yield f"join-{name}", join(dtype_of(name)), (sums, values)
+        yield f"join-{name}", join(dtype_of(name)), (sums, sums, values, values)
 
 
 def modes_cases():
@@ -680,8 +695,9 @@ CASES = {
 # Kernels whose arithmetic is float64 whatever they store; see _philox_core.
 COMPUTE_IN_FLOAT64 = ("normal32", "exponential32")
 
-# The widest heads and the most frequencies, on the oldest device: 16 bytes.
+# The widest heads, the most frequencies and sums of wide rows, on the oldest device: 20 bytes.
 MAY_SPILL = ("by-destinations-bfloat16-512-Variant(kind='mlp'", "forward-16", "forward-32")
+MAY_SPILL += ("backward-1024-float32",)
 
 
 def dtype_of(name):
