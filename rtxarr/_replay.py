@@ -105,13 +105,16 @@ def on_replay(function: Callable[[], None]) -> None:
 class OncePerStep(RuntimeError):
     """What the host does once for each step stands in a branch or loop that the GPU decides."""
 
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} in a branch or loop whose test is on the GPU: the host cannot know how often"
+        )
+
 
 def once(what: str) -> None:
     """Refuse ``what`` where the step being captured may do it another number of times."""
     if _thread.recorder is not None and _thread.recorder.depth:
-        raise OncePerStep(
-            f"{what} in a branch or loop whose test is on the GPU: the host cannot know how often"
-        )
+        raise OncePerStep(what)
 
 
 def on_failure(undo: Callable[[], None]) -> None:

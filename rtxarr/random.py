@@ -201,10 +201,7 @@ class Generator:
     def _reserve_on_gpu(self, kind: str, n: int, step: _replay.Recorder) -> Any:
         """Do the same in a branch or loop that the GPU decides, and after one: it counts."""
         if _thread.logs or self in _thread.replayed:
-            raise _replay.OncePerStep(
-                "draws random numbers that are to be drawn again, in or after a branch or loop "
-                "whose test is on the GPU"
-            )
+            raise _replay.OncePerStep("draws random numbers that are to be drawn again")
         cursor = step.cursors.get(self)
         if cursor is None:
             cursor = _replay.Cursor()

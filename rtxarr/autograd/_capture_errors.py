@@ -17,7 +17,17 @@ class Unsettled(Exception):
     """A step must first run eagerly once more; it has not done anything yet."""
 
 
-_OURS = ("rtxarr.", "cupy", "cupyx", "array_api_compat", "numpy", "cuda.", "nvmath", "cudnn")
+_OURS = (
+    "rtxarr.",
+    "cupy",
+    "cupyx",
+    "array_api_compat",
+    "numpy",
+    "cuda.",
+    "nvmath",
+    "cudnn",
+    "contextlib",
+)
 # What CuPy says in errors of its own.
 _CAPTURING = ("stream is capturing", "during stream capture", "STREAM_CAPTURE", "StreamCapture")
 

@@ -9,13 +9,15 @@ test on the GPU is read, which a capture refuses.
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._replay import kept_resources, recorder
+from rtxarr._replay import OncePerStep, kept_resources, recorder
+from rtxarr.autograd._mode import witness
 
 __all__ = [
     "branch",
@@ -79,7 +81,7 @@ def loop(test: Any, turn: Callable, state: Sequence) -> list:
     """
     held = [x.copy() for x in state]
     node = _Node("WHILE", test, 1)
-    with node.body(0):
+    with node.body(0), _leaving_no_gradients():
         node.set(turn(*held))
     return held
 
@@ -108,9 +110,9 @@ def branch(test: Any, then: Callable, otherwise: Callable) -> list:
         When the functions give other numbers of arrays, dtypes or shapes.
     """
     node = _Node("IF", test, 2)
-    with node.body(0):
+    with node.body(0), _leaving_no_gradients():
         given = [x.copy() for x in then()]
-    with node.body(1):
+    with node.body(1), _leaving_no_gradients():
         new = list(otherwise())
         _require_like(new, given, "then and otherwise must give the same")
         for x, to in zip(new, given, strict=True):
@@ -180,6 +182,37 @@ def rehearse(function: Callable) -> None:
         function()
     finally:
         _thread.is_rehearsing = before
+
+
+@contextlib.contextmanager
+def _leaving_no_gradients() -> Iterator[None]:
+    """Refuse what the ``with`` block does to gradients of tensors that outlive it.
+
+    It is recorded once, so that those of other rounds would not be added.
+    """
+    seen = witness()
+    if seen is None:
+        yield
+        return
+    tensors, grads = {*seen.tensors}, {key: leaf.grad for key, (leaf, _) in seen.grads.items()}
+    yield
+    for key in seen.tensors.keys() - tensors:
+        _forget(seen.tensors, key)
+    for key in [*seen.grads]:
+        _forget(seen.grads, key)
+    for key, (leaf, _) in seen.grads.items():
+        if key not in grads or leaf.grad is not grads[key]:
+            raise OncePerStep("changes the gradient of a tensor from outside")
+
+
+def _forget(known: dict, key: int) -> None:
+    """Leave a tensor or leaf out of what a witness saw, if nobody else holds it."""
+    found = known.pop(key)
+    alive = weakref.ref(found[0] if isinstance(found, tuple) else found)
+    rest = found[1:] if isinstance(found, tuple) else ()
+    del found
+    if (x := alive()) is not None:
+        known[key] = (x, *rest) if rest else x
 
 
 def _require_like(new, old, text):

@@ -12,6 +12,7 @@ import pytest
 import rtxarr as rx
 from rtxarr import _device, _replay, optim
 from rtxarr.autograd import CaptureError, _capture_errors, _conditional
+from rtxarr.autograd._witness import Witness
 from rtxarr.polygraph import _control_steps, _explain, cond, scan, while_loop
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._backends import Interpreted
@@ -234,17 +235,51 @@ def test_what_the_host_does_once_a_step_is_refused_by_line(gpu):
         optimizer.step()
         return x
 
-    for body in (draw, train, lambda x: ema.update(), lambda x: x + Generator(1).uniform(1)):
-        with pretended.Recorder() as recorder, machine.recording():
+    v = rx.Tensor(array([1.0]), requires_grad=True)
+
+    def gradient(x):
+        rx.sum(v * x).backward()
+        return x
+
+    def cleared(x):
+        v.grad = None
+        return x
+
+    v.grad = array([1.0])
+    made = lambda x: x + Generator(1).uniform(1)  # noqa: E731
+    for body in (draw, train, lambda x: ema.update(), made, gradient, cleared):
+        with Witness(), pretended.Recorder() as recorder, machine.recording():
             with pytest.raises(_replay.OncePerStep) as caught:
                 while_loop(lambda x: x.max() < 9, body, array([1.0]))
             assert recorder.depth == 0
         error = _capture_errors.explained(caught.value, body)
         assert isinstance(error, CaptureError)
         assert "test_conditional.py" in str(error)
-        assert "whose test is on the GPU" in str(error)
+        assert "the host cannot know how often" in str(error)
     assert _replay.recorder() is None
     _replay.once("outside it may")
+
+
+def descend(x):
+    """Follow a gradient until it is small: of a tensor that each round makes."""
+
+    def body(state):
+        x, _ = state
+        w = rx.Tensor(x, requires_grad=True)
+        rx.sum((w * w - 2.0) ** 2).backward()
+        return x - 0.05 * w.grad, rx.max(rx.abs(w.grad))
+
+    return while_loop(lambda s: s[1] > 1e-3, body, (x, rx.max(x) * 0 + 1))[0]
+
+
+def test_gradients_within_a_round(gpu):
+    seen = Witness()
+    with seen:
+        run = Captured(descend, array([1.0, 0.5]))
+    assert not seen.grads
+    for x in ([1.0, 0.5], [2.0, 1.25]):
+        assert_close(plain(run(x)), descend(np.array(x)))
+        assert_close(plain(run(x)), np.full(2, 2**0.5), atol=1e-3)
 
 
 def draws(rng, x):
@@ -828,6 +863,13 @@ def test_gpu_draws_in_loops_and_branches_are_those_of_the_host(cupy):
             assert ours.state_dict() == theirs.state_dict()
             assert_close(on_host(ours.uniform(3)), on_host(theirs.uniform(3)), exact=True)
     assert run.n_captures == 1
+
+
+@on_gpu
+def test_gpu_gradients_within_a_round(cupy):
+    agree(
+        rx.capture(descend), descend, [np.array([1.0, 0.5])], [np.array([2.0, 1.25])], exact=False
+    )
 
 
 @on_gpu
