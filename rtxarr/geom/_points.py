@@ -247,12 +247,13 @@ class _Job:
     def __init__(self, x, y, ptr, y_ptr, loops):
         self.x, self.ends = _checked("x", x)
         self.xp = _device.namespace(self.x)
-        self.ptr = checked_ptr("ptr", ptr, self.x)
+        ptr_given = ptr is not None
+        ptr = _ptr_on_host("ptr", ptr, self.x)
         self.others = y is None and not loops
         if y is None:
             if y_ptr is not None:
                 raise ValueError("y_ptr must be left out without y")
-            self.y, self.y_ptr = self.x, self.ptr
+            self.y, y_ptr = self.x, ptr
         else:
             self.y = checked("y", y)
             if self.y.dtype != self.x.dtype or self.y.shape[1] != self.x.shape[1]:
@@ -260,20 +261,22 @@ class _Job:
                     f"y must be {self.x.dtype} with {self.x.shape[1]} axes as x is, got "
                     f"{self.y.dtype} of shape {self.y.shape}"
                 )
-            if (ptr is None) != (y_ptr is None):
+            if ptr_given != (y_ptr is not None):
                 raise ValueError("ptr and y_ptr must be given together when y is")
-            self.y_ptr = checked_ptr("y_ptr", y_ptr, self.y)
-            if self.y_ptr.shape != self.ptr.shape:
+            y_ptr = _ptr_on_host("y_ptr", y_ptr, self.y)
+            if y_ptr.shape != ptr.shape:
                 raise ValueError(
-                    f"y_ptr must have {self.ptr.shape[0]} entries as ptr has, got "
-                    f"{self.y_ptr.shape[0]}"
+                    f"y_ptr must have {ptr.shape[0]} entries as ptr has, got {y_ptr.shape[0]}"
                 )
-        self.batches = cloud_of(self.y_ptr, self.y)
+        self.sizes, self.n_queries = np.diff(ptr), np.diff(y_ptr)
+        self.batches = cloud_of(ptr, self.x)
+        self.y_batches = self.batches
+        if self.y is not self.x:
+            self.y_batches = cloud_of(y_ptr, self.y)
 
     def require_enough(self, k):
         """Refuse a cloud that is looked at and has fewer than ``k`` points to be found."""
-        sizes, queries = (np.diff(on_host(p)) for p in (self.ptr, self.y_ptr))
-        sizes = np.where(queries > 0, sizes - self.others, k)
+        sizes = np.where(self.n_queries > 0, self.sizes - self.others, k)
         if sizes.size and sizes.min() < k:
             cloud = int(np.argmin(sizes))
             raise ValueError(
@@ -282,27 +285,28 @@ class _Job:
             )
 
     def grid(self, width, crowd=None):
-        n_clouds = self.ptr.shape[0] - 1
-        batches = self.batches if self.y is self.x else cloud_of(self.ptr, self.x)
-        grid = points.build_grid(self.x, batches, n_clouds, self.ends, width, crowd=crowd)
-        return grid, points.visits(self.y, self.batches, n_clouds, grid, same=self.y is self.x)
+        n_clouds, same = self.sizes.size, self.y is self.x
+        grid = points.build_grid(self.x, self.batches, n_clouds, self.ends, width, crowd=crowd)
+        return grid, points.visits(self.y, self.y_batches, n_clouds, grid, same=same)
 
     def nearest(self, k, r=None, limit=np.inf):
         width, crowd = self.width(3 * k / 8), max(3 * k / 8, 1)
         if width is not None and r is not None and max(1.05 * r, self.width(1)) < width:
             width, crowd = max(1.05 * r, self.width(1)), None
         grid, visit = self.grid(width, crowd)
-        return points.nearest(self.y, self.batches, visit, grid, k, others=self.others, limit=limit)
+        return points.nearest(
+            self.y, self.y_batches, visit, grid, k, others=self.others, limit=limit
+        )
 
     def all_within(self, r, limit):
         width = self.width(1)
         grid, visit = self.grid(None if width is None else max(1.05 * r, width))
-        return points.all_within(self.y, self.batches, visit, grid, limit, others=self.others)
+        return points.all_within(self.y, self.y_batches, visit, grid, limit, others=self.others)
 
     def width(self, per_cell):
         """Give the width of cells with so many points on average, or None for no grid."""
         n, n_axes = self.x.shape
-        n_clouds = self.ptr.shape[0] - 1
+        n_clouds = self.sizes.size
         if n_axes > 3 or n < 64 * n_clouds:
             return None
         low, high = (end.astype(np.float64) for end in self.ends)
@@ -346,8 +350,12 @@ def _checked(name, x):
 
 def checked_ptr(name: str, ptr: Any, x: Any) -> Any:
     """Return where each cloud begins as int64, where ``x`` is."""
+    return like(x, _ptr_on_host(name, ptr, x))
+
+
+def _ptr_on_host(name, ptr, x):
     if ptr is None:
-        return like(x, np.array([0, x.shape[0]]))
+        return np.array([0, x.shape[0]])
     if not _device.is_array(ptr) or ptr.ndim != 1 or not isdtype(ptr.dtype, "integral"):
         raise TypeError(f"{name} must be a one-dimensional array of integers, got {ptr!r}")
     ptr = _device.to_device(plain(ptr), "cpu").astype(np.int64)
@@ -356,15 +364,15 @@ def checked_ptr(name: str, ptr: Any, x: Any) -> Any:
         raise ValueError(
             f"{name} must rise from 0 to the number of points, {x.shape[0]}, got {ptr.tolist()}"
         )
-    return like(x, ptr)
+    return ptr
 
 
 def cloud_of(ptr: Any, x: Any) -> Any:
-    """Return the cloud of each point."""
-    xp = _device.namespace(ptr)
+    """Return the cloud of each point; ``ptr`` may be on the host."""
+    xp = _device.namespace(x)
     if ptr.shape[0] == 2:
-        return xp.zeros(x.shape[0], dtype=xp.int64, device=_device.device_of(x))
-    found = xp.searchsorted(ptr, iota(x, x.shape[0]), side="right") - 1
+        return xp.zeros_like(x[:, 0], dtype=xp.int64)
+    found = xp.searchsorted(like(x, ptr), iota(x, x.shape[0]), side="right") - 1
     return xp.astype(found, xp.int64, copy=False)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from rtxarr._device import _SIMULATING, cuda
 from rtxarr.kernels._philox_cuda import _device
 from rtxarr.kernels._points_cuda import arithmetic
-from rtxarr.kernels._rows import bounded
 from rtxarr.kernels._vector import by_offset
 
 # Threads of a block, a power of FAN: how many a thread combines at once. There are no more blocks
@@ -87,6 +86,11 @@ def _plain(dtype):
     return locate, visit, put
 
 
+def blocks_at_once(dtype: np.dtype, packed: bool) -> int:
+    """Return how many blocks of a round a multiprocessor has registers for."""
+    return 2 if packed and np.dtype(dtype) == np.float32 else 1
+
+
 @functools.cache
 def rounds(dtype: np.dtype, packed: bool):
     """Return the kernel of rounds ``first`` to ``last - 1``; more than one only with one block.
@@ -98,6 +102,8 @@ def rounds(dtype: np.dtype, packed: bool):
     taken, none = scalar(-1), scalar(-2)
     kept = np.dtype(dtype).name
     locate, visit, put = (_packed if packed else _plain)(dtype)
+    n_resident = blocks_at_once(dtype, packed)
+    bounds = cuda.jit if _SIMULATING else cuda.jit(launch_bounds=(THREADS, n_resident))
 
     @_device
     def precedes(d, point, other_d, other):
@@ -137,7 +143,7 @@ def rounds(dtype: np.dtype, packed: bool):
             return point, now
         return best, furthest
 
-    @bounded(THREADS)
+    @bounds
     def kernel(x, held, ptr, starts, ends_d, ends_i, out, first, last):
         n_blocks = ends_d.shape[2]
         cloud, block = cuda.blockIdx.x // n_blocks, cuda.blockIdx.x % n_blocks

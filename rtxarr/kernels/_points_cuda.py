@@ -13,7 +13,7 @@ import numpy as np
 
 from rtxarr._device import _SIMULATING, cuda
 from rtxarr.kernels._philox_cuda import _add, _add32, _device, _mul, _mul32
-from rtxarr.kernels._points_core import SLACK, TINY, build
+from rtxarr.kernels._points_core import MOST, SLACK, TINY, sorting
 from rtxarr.kernels._points_list import of_length, words
 from rtxarr.kernels._rows import bounded
 from rtxarr.kernels._vector import by_offset
@@ -40,8 +40,7 @@ def _walker(dtype: np.dtype, take, worst):
     """
     scalar = np.dtype(dtype).type
     zero, infinity, slack = scalar(0), scalar(np.inf), scalar(SLACK)
-    # Places so far away, and squares so small, round by more than the slack.
-    most, tiny = scalar(1 - 2.0**-16), scalar(TINY[dtype.itemsize // 8])
+    most, tiny = scalar(MOST), scalar(TINY[np.dtype(dtype).itemsize // 8])
     mul, add = arithmetic(dtype)
     load = by_offset(dtype, 4).load
     number_of, _ = words(dtype)
@@ -317,7 +316,7 @@ def _radius(dtype, packed, take):
 @functools.cache
 def sort_rows(dtype: np.dtype):
     """Return the sorting of rows; a thread a row."""
-    sort = build(_device, *arithmetic(dtype), np.dtype(dtype).type).sort
+    sort = sorting(_device)
 
     @cuda.jit
     def kernel(offsets, best_d, best_i):

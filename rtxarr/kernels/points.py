@@ -20,8 +20,8 @@ __all__ = ["Grid", "all_within", "build_grid", "ends", "farthest", "nearest", "v
 
 # Work of a thread on the CPU, at least: queries, or rows to sort.
 _SHARE = 2048
-# Blocks that a GPU runs at once, of those that go over points several times.
-_BLOCKS = 4 if _SIMULATING else 264
+# Multiprocessors of a GPU, about.
+_PROCESSORS = 4 if _SIMULATING else 132
 # Points of a cloud that one block thins out, which then takes one launch in all.
 _ONE_BLOCK = 8 if _SIMULATING else 32_768
 # Lengths of the lists in which GPU code keeps nearest points; the last is for float32 alone.
@@ -71,7 +71,7 @@ def ends(x: Any) -> tuple[np.ndarray, np.ndarray]:
         return found[0], found[1]
     from rtxarr.kernels import _points_grid_cuda as gpu
 
-    n_blocks = max(1, min(_BLOCKS, x.size // (8 * gpu.ENDS_THREADS)))
+    n_blocks = max(1, min(2 * _PROCESSORS, x.size // (8 * gpu.ENDS_THREADS)))
     out = xp.empty((2, n_blocks, n_axes), dtype=x.dtype)
     flat = xp.reshape(x, (-1,))
     launch(gpu.ends(x.dtype), n_blocks, (flat, n_axes, out), block=gpu.ENDS_THREADS)
@@ -369,7 +369,7 @@ def _search(kind, y, batches, visit, grid, others, limit, k, starts, found):
 
     where = "flat" if y.shape[1] < 3 else "in_space" if y.shape[1] == 3 else "high"
     loop = getattr(host, f"{kind}_{where}")
-    options = others, limit, k, starts, 1
+    options = others, limit, k, starts
     _in_threads(loop, y.shape[0], (visit, y, batches, tuple(grid), *options, *found))
 
 
@@ -408,13 +408,13 @@ def _farthest_on_gpu(xp, x, ptr, starts, out):
 
     n_clouds, n = out.shape
     # Large clouds are for many blocks. On average: sizes are not known without a wait.
-    each = x.shape[0] // n_clouds
+    each, packed = x.shape[0] // n_clouds, x.shape[1] <= 3
     n_blocks = 1
     if each > _ONE_BLOCK:
-        n_blocks = max(1, min(gpu.THREADS, _BLOCKS // n_clouds, -(-each // (4 * gpu.THREADS))))
+        most = _PROCESSORS * gpu.blocks_at_once(x.dtype, packed) // n_clouds
+        n_blocks = max(1, min(gpu.THREADS, most, -(-each // (4 * gpu.THREADS))))
     shape = (2, n_clouds, n_blocks)
     between = xp.empty(shape, dtype=x.dtype), xp.empty(shape, dtype=np.int64)
-    packed = x.shape[1] <= 3
     held = xp.full(0 if packed else x.shape[0], np.inf, dtype=x.dtype)
     if packed:
         x, plain = xp.empty(4 * x.shape[0], dtype=x.dtype), x

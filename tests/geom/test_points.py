@@ -38,6 +38,7 @@ CLOUDS = {
     "far": rng.random((300, 3)) + 1e5,
     "clustered": np.concatenate([rng.random((300, 3)) * 1e-3, rng.random((30, 3))]),
     "outlier": np.concatenate([rng.random((300, 3)), [[1e6, 0, 0]]]),
+    "tiny": rng.random((200, 3)) * 1e-30,  # squares that float32 does not hold
     "many-axes": rng.normal(size=(150, 9)),
 }
 
@@ -103,6 +104,16 @@ def test_clouds_are_searched_by_themselves():
         alone = geom.radius(x[part], 0.2)
         begin, end = within.indptr[ptr[cloud]], within.indptr[ptr[cloud + 1]]
         assert_close(within.indices[begin:end], alone.indices + ptr[cloud], exact=True)
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e6])
+def test_queries_may_be_far_away(scale):
+    x = CLOUDS["ball"].astype("float32")
+    y = (CLOUDS["ball"][::5] * scale).astype("float32")
+    indices, distances = nearest(x, y, 6)
+    got = geom.knn(x, 6, y=y)
+    assert_close(got.indices, indices, exact=True)
+    assert_close(got.distances, distances, exact=True)
 
 
 def test_order_of_points_does_not_matter():
