@@ -133,9 +133,10 @@ class _HopSampler:
         graph = self.graph
         ptr = like(nodes, np.asarray(ptr, dtype=np.int64))
         n_batches = ptr.shape[0] - 1
+        place = stream_of(self.seed, self._domain, epoch)
         hops, parts = [], []
         for hop, n in enumerate(self.fanout):
-            key, stream = stream_of(self.seed, self._domain, epoch, hop)
+            key, stream = philox.derive(*place, hop)
             offsets, write = self._begin_draw(nodes, ptr, n, key, stream)
             indptrs, bounds = sampling.cut_offsets(offsets, ptr)
             part, edge_part = on_host(bounds)  # a hop waits here for a GPU, and only here

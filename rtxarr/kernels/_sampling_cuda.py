@@ -11,8 +11,8 @@ from rtxarr.kernels._philox_cuda import _core, _device, _div
 from rtxarr.kernels._rows import bounded
 from rtxarr.kernels._sampling_core import build
 
-# Rows of a block that draws few edges in each.
-ROWS = 4 if _SIMULATING else 128
+# Rows of a block that draws few edges in each, and edges of one that goes through edges.
+ROWS, EDGES = (4, 4) if _SIMULATING else (128, 256)
 
 _sampling = build(_device, _core, _div)
 _subset, _one_of, _weighted_one_of = (
@@ -50,14 +50,27 @@ def draw_few(most: int):
     return kernel
 
 
-@cuda.jit
+@_device
+def _entry(ends, offsets, n):
+    """Return the entry of this thread and the row that holds it, if it is below ``n``.
+
+    The threads of the block, ``EDGES``, call it together, with ``ends`` of shape (2,) in shared
+    memory: between the rows of the first and the last entry there are few others.
+    """
+    t = np.int64(cuda.threadIdx.x)
+    i = np.int64(cuda.blockIdx.x) * EDGES + t
+    if t < 2:
+        ends[t] = _row_of(offsets, min(i - t + t * (EDGES - 1), n - 1))
+    cuda.syncthreads()  # both rows are found
+    return i, _row_between(offsets, ends[0], ends[1] + 1, i)
+
+
+@bounded(EDGES)
 def keep(first, degrees, offsets, out):
     """Write the edges of rows that keep all; a thread an edge."""
-    i = np.int64(cuda.grid(1))
-    if i < out.size:
-        row = _row_of(offsets, i)
-        if offsets[row + 1] - offsets[row] == degrees[row]:
-            out[i] = first[row] + i - offsets[row]
+    i, row = _entry(cuda.shared.array(2, np.int64), offsets, out.size)
+    if i < out.size and offsets[row + 1] - offsets[row] == degrees[row]:
+        out[i] = first[row] + i - offsets[row]
 
 
 @cuda.jit
@@ -71,21 +84,19 @@ def draw_subsets(nodes, first, degrees, offsets, out, stream, key):
             _subset(out, begin, n, first[row], degrees[row], nodes[row], stream, key)
 
 
-@cuda.jit
+@bounded(EDGES)
 def draw_again(nodes, first, degrees, offsets, out, stream, key):
     """Draw what may come again; a thread an edge."""
-    i = np.int64(cuda.grid(1))
+    i, row = _entry(cuda.shared.array(2, np.int64), offsets, out.size)
     if i < out.size:
-        row = _row_of(offsets, i)
         out[i] = _one_of(i - offsets[row], first[row], degrees[row], nodes[row], stream, key)
 
 
-@cuda.jit
+@bounded(EDGES)
 def draw_weighted_again(nodes, first, degrees, offsets, sums, out, stream, key):
     """Draw by weight what may come again; a thread an edge."""
-    i = np.int64(cuda.grid(1))
+    i, row = _entry(cuda.shared.array(2, np.int64), offsets, out.size)
     if i < out.size:
-        row = _row_of(offsets, i)
         out[i] = _weighted_one_of(
             i - offsets[row], first[row], degrees[row], sums, nodes[row], stream, key
         )

@@ -17,7 +17,7 @@ from rtxarr._device import _SIMULATING, cuda
 from rtxarr.kernels._numbering_cuda import enter_word, find_place, running
 from rtxarr.kernels._philox_cuda import _device
 from rtxarr.kernels._rows import bounded
-from rtxarr.kernels._sampling_cuda import _row_of, _sampling
+from rtxarr.kernels._sampling_cuda import EDGES, _entry, _sampling
 
 # Short rows: how many edges at most, threads that share one, and rows of a block. Pieces: edges,
 # threads of the block, and bits of a digit of the keys, of which each thread counts one.
@@ -89,41 +89,55 @@ def _chooses(degrees, offsets, n, row):
     return count > 0 and count < degrees[row]
 
 
-@cuda.jit
+@bounded(THREADS)
 def list_rows(first, degrees, offsets, n, slots, bits, same, counters, short_rows, pieces, begin,
               long_rows, begin_long):  # fmt: skip
     """Find the first row of the same node, and put such rows on the lists; a thread a row."""
-    row = np.int64(cuda.grid(1))
-    if row >= first.size:
-        return
-    if not _chooses(degrees, offsets, n, row):
-        same[row] = row
-        return
-    least = find_place(slots, 0, slots.size, first[row], bits)
-    same[row] = least
-    if least != row:
-        return
-    degree = degrees[row]
-    if degree <= SHORT:
-        short_rows[cuda.atomic.add(counters, SHORT_ROWS, 1)] = row
-        return
-    n_pieces = (degree + PIECE - 1) // PIECE
-    start = np.int64(cuda.atomic.add(counters, PIECES, n_pieces))
-    begin[row] = start
-    for i in range(n_pieces):
-        pieces[start + i] = row
+    counts = cuda.shared.array(N_COUNTERS, np.int64)  # of the block, then where they begin
+    t = np.int64(cuda.threadIdx.x)
+    row = np.int64(cuda.blockIdx.x) * THREADS + t
+    if t < N_COUNTERS:
+        counts[t] = 0
+    cuda.syncthreads()  # all counts are zero
+    n_pieces = np.int64(-1)  # none for a row that is not drawn, 0 for a short one
+    if row < first.size:
+        least = row
+        if _chooses(degrees, offsets, n, row):
+            least = find_place(slots, 0, slots.size, first[row], bits)
+            if least == row:
+                is_short = degrees[row] <= SHORT
+                n_pieces = np.int64(0) if is_short else (degrees[row] + PIECE - 1) // PIECE
+        same[row] = least
+    at, at_long, at_long_pieces = np.int64(0), np.int64(0), np.int64(0)
+    if n_pieces == 0:
+        at = cuda.atomic.add(counts, SHORT_ROWS, 1)
+    if n_pieces > 0:
+        at = cuda.atomic.add(counts, PIECES, n_pieces)
     if n_pieces > 1:
-        long_rows[cuda.atomic.add(counters, LONG_ROWS, 1)] = row
-        begin_long[row] = cuda.atomic.add(counters, LONG_PIECES, n_pieces)
+        at_long = cuda.atomic.add(counts, LONG_ROWS, 1)
+        at_long_pieces = cuda.atomic.add(counts, LONG_PIECES, n_pieces)
+    cuda.syncthreads()  # all of the block are counted
+    if t < N_COUNTERS and counts[t] > 0:
+        counts[t] = cuda.atomic.add(counters, t, counts[t])
+    cuda.syncthreads()  # the block has its places
+    if n_pieces == 0:
+        short_rows[counts[SHORT_ROWS] + at] = row
+    if n_pieces > 0:
+        at += counts[PIECES]
+        begin[row] = at
+        for i in range(n_pieces):
+            pieces[at + i] = row
+    if n_pieces > 1:
+        long_rows[counts[LONG_ROWS] + at_long] = row
+        begin_long[row] = counts[LONG_PIECES] + at_long_pieces
 
 
-@cuda.jit
+@bounded(EDGES)
 def copy_rows(first, degrees, offsets, same, out):
     """Write the edges of rows that keep all, or draw what another draws; a thread an edge."""
-    i = np.int64(cuda.grid(1))
+    i, row = _entry(cuda.shared.array(2, np.int64), offsets, out.size)
     if i >= out.size:
         return
-    row = _row_of(offsets, i)
     j = i - offsets[row]
     if offsets[row + 1] - offsets[row] == degrees[row]:
         out[i] = first[row] + j

@@ -136,15 +136,17 @@ def _write_on_gpu(
     from rtxarr.kernels import _sampling_cuda as gpu
 
     nodes, first, degrees = rows
+    n_blocks = -(-out.size // gpu.EDGES)
     if replace and sums is None:
-        launch(gpu.draw_again, out.size, (*rows, offsets, out, *place))
+        launch(gpu.draw_again, n_blocks, (*rows, offsets, out, *place), block=gpu.EDGES)
     elif replace:
-        launch(gpu.draw_weighted_again, out.size, (*rows, offsets, sums, out, *place))
+        arguments = (*rows, offsets, sums, out, *place)
+        launch(gpu.draw_weighted_again, n_blocks, arguments, block=gpu.EDGES)
     elif 0 <= n <= _FEW:
         kernel = gpu.draw_few(max(8, 1 << max(n - 1, 0).bit_length()))
         launch(kernel, -(-nodes.size // gpu.ROWS), (*rows, offsets, out, *place), block=gpu.ROWS)
     else:
-        launch(gpu.keep, out.size, (first, degrees, offsets, out))
+        launch(gpu.keep, n_blocks, (first, degrees, offsets, out), block=gpu.EDGES)
         if n > 0:
             launch(gpu.draw_subsets, nodes.size, (*rows, offsets, out, *place))
 
@@ -201,7 +203,7 @@ def _write_weighted_on_gpu(
             long_rows.size,
             (*rows, offsets, available, weights, lists.counters, long_rows, arrivals, out, *place),
         )
-    launch(gpu.copy_rows, out.size, (first, degrees, offsets, lists.same, out))
+    _copy_rows(first, degrees, offsets, lists.same, out)
 
 
 def _list_rows(xp: Any, first: Any, degrees: Any, offsets: Any, n: int, n_edges: int) -> Any:
@@ -223,8 +225,16 @@ def _list_rows(xp: Any, first: Any, degrees: Any, offsets: Any, n: int, n_edges:
         long_rows=xp.empty(n_long, dtype=np.int64),
         begin_long=xp.empty(n_rows, dtype=np.int64),
     )
-    launch(gpu.list_rows, n_rows, (*head, *lists))
+    launch(gpu.list_rows, -(-n_rows // gpu.THREADS), (*head, *lists), block=gpu.THREADS)
     return lists
+
+
+def _copy_rows(first: Any, degrees: Any, offsets: Any, same: Any, out: Any) -> None:
+    """Write the edges of rows that need not be drawn."""
+    from rtxarr.kernels import _selection_cuda as gpu
+
+    n_blocks = -(-out.size // gpu.EDGES)
+    launch(gpu.copy_rows, n_blocks, (first, degrees, offsets, same, out), block=gpu.EDGES)
 
 
 def sum_rows(indptr: Any, weights: Any) -> tuple[Any, Any]:
@@ -337,7 +347,7 @@ def _labor_on_gpu(
     def write(n_drawn: int) -> Any:
         out = xp.empty(n_drawn, dtype=np.int64)
         look(True, offsets, out)
-        launch(gpu.copy_rows, n_drawn, (first, degrees, offsets, lists.same, out))
+        _copy_rows(first, degrees, offsets, lists.same, out)
         return out
 
     return offsets, write
