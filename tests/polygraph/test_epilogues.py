@@ -6,12 +6,13 @@ import pytest
 import rtxarr as rx
 from rtxarr import nn
 from rtxarr.libs import blas
-from rtxarr.polygraph import _interpret, _products
+from rtxarr.polygraph import _interpret, _library, _products
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._cpu_backend import CpuBackend
 from rtxarr.polygraph._cuda_backend import CudaBackend
 from rtxarr.polygraph._explain import programs_of
 from rtxarr.polygraph._passes import simplify
+from rtxarr.polygraph._trace import current
 from rtxarr.testing import assert_close
 
 HALVES = ["float16", "bfloat16"]
@@ -276,6 +277,29 @@ def test_nothing_is_asked_of_empty_arrays(takes_all):
     check(lambda x, w, b: rx.relu(x @ w + b), array(0, 5), array(5, 8), array(8), runs=["matmul"])
     check(lambda x, w, b: rx.relu(x @ w + b), array(3, 0), array(0, 8), array(8), runs=["matmul"])
     assert takes_all == []
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "float64"])
+def test_linear_on_a_gpu_is_what_it_is_by_itself(takes_all, monkeypatch, dtype):
+    """Its bias is part of the library's product, whose algorithm, and bits, depend on it."""
+
+    class OnGpu:
+        on_numpy = False
+
+        def __getattr__(self, name):
+            return getattr(current(), name)
+
+    monkeypatch.setattr(_library, "current", OnGpu)
+    x, w, b = (array(*s, dtype=dtype, seed=i) for i, s in enumerate([(2, 3, 5), (8, 5), (8,)]))
+    f = lambda x, w, b: rx.relu(rx.linear(x, w, b))  # noqa: E731
+    strict = rx.fuse(f)
+    assert_close(strict(x, w, b), f(x, w, b), exact=True)
+    assert calls(strict) == ["linear"]
+    check(f, x, w, b, runs=["matmul + bias + relu"])
+    with pytest.raises(ValueError, match="bias must have shape"):
+        rx.fuse(f)(x, w, b[:3])
+    with pytest.raises(TypeError):
+        rx.fuse(f)(x, w, np.ones(8, "int64"))
 
 
 # -------------------------------------------------------------------------------- gradients
