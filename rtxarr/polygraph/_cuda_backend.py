@@ -25,7 +25,7 @@ from rtxarr.polygraph import _cache
 from rtxarr.polygraph._ir import Graph, Node
 from rtxarr.polygraph._lanes import Lanes
 from rtxarr.polygraph._loops import Loops
-from rtxarr.polygraph._products import fuse_products
+from rtxarr.polygraph._products import fuse_products, has_products
 from rtxarr.polygraph._schedule import is_pointwise, is_reduction
 from rtxarr.polygraph.codegen import _kernels, _nvrtc, _operations
 from rtxarr.polygraph.codegen._dialects import CUDA
@@ -76,7 +76,8 @@ class CudaBackend:
         ``strides`` are those of inputs that are not contiguous, in elements.
         """
         if self.strict:
-            return graph, []
+            notes = ['products take in nothing in mode "strict"'] if has_products(graph) else []
+            return graph, notes
 
         def is_computed(node: Node) -> bool:
             return is_pointwise(node, self) or is_reduction(node, self)

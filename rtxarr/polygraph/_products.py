@@ -102,12 +102,16 @@ def fuse_products(
         Tells whether a kernel can compute a node.
     """
     notes: list[str] = []
-    if any(n.op == "matmul" or _is_linear(n) for n in graph.nodes()):
+    if has_products(graph):
         for stage in (_sums, _activations, _slopes, _bias_gradients):
             found = _Found(graph, strides, is_computed, notes)
             stage(found)
             graph = found.rewritten()
     return graph, notes
+
+
+def has_products(graph: Graph) -> bool:
+    return any(n.op == "matmul" or _is_linear(n) for n in graph.nodes())
 
 
 @dataclass(frozen=True)
