@@ -99,6 +99,11 @@ def plan_rows(
     lanes : int
         The most threads of a row: with fewer, each has more registers.
     """
+    return _plan(n, dtype, wide, loose, pieces, most, threads, min(lanes, _MOST_LANES))
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(n, dtype, wide, loose, pieces, most, threads, most_lanes):
     width, scalar, *_ = access(dtype, wide=wide or loose)
     loose = loose and not wide and n >= 8 * width > 8
     width = width if wide or loose else 1
@@ -106,7 +111,6 @@ def plan_rows(
     pieces = pieces if width > 1 else 2 * pieces
     # A loose row may touch one piece more at its beginning.
     n_pieces = max(1, -(-(n + (width - 1) * loose) // width))
-    most_lanes = min(lanes, _MOST_LANES)
     # Two threads read the 32 bytes that memory moves at least; elements one by one are best read
     # by all threads of a warp.
     fewest = min(2 if width > 1 else 32, _power_of_two(n_pieces))

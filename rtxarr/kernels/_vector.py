@@ -49,6 +49,7 @@ class Access(NamedTuple):
     store_scalars: object
 
 
+@functools.cache
 def access(dtype: np.dtype, *, wide: bool) -> Access:
     """Return how to read and write arrays of ``dtype``; 16 bytes at a time if ``wide``.
 
