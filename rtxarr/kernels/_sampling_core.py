@@ -155,16 +155,15 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
         return row_between(indptr, np.int64(0), np.int64(indptr.size - 1), i)
 
     @jit
-    def contains(values, low, high, wanted):
-        """Tell whether the rising ``values[low:high]`` have ``wanted``."""
-        end = high
+    def lower_bound(values, low, high, wanted):
+        """Return the first place of the rising ``values[low:high]`` that is not below ``wanted``."""
         while low < high:
             middle = (low + high) >> 1
             if values[middle] < wanted:
                 low = middle + 1
             else:
                 high = middle
-        return low < end and values[low] == wanted
+        return low
 
     @jit
     def absent(values, low, high, rank):
@@ -196,21 +195,24 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
         return np.int64((mixed ^ (mixed >> _U(29))) & _U(n_slots - 1))
 
     @jit
-    def chance(candidate, before, indptr, indices, back, near, far):
-        """Return the weight of going on from ``before`` by way of the present node."""
+    def chance(candidate, before, indices, low, high, back, near, far):
+        """Return the weight of going on from ``before`` by way of the present node.
+
+        ``indices[low:high]`` are those of ``before``, or a part which has ``candidate`` if they do.
+        """
         if candidate == before:
             return back
-        if contains(indices, indptr[before], indptr[before + 1], candidate):
-            return near
-        return far
+        place = lower_bound(indices, low, high, candidate)
+        return near if place < high and indices[place] == candidate else far
 
     @jit
     def weigh(here, before, indptr, indices, back, near, far, target):
         """Return the first edge at which the summed weights pass ``target``, and their sum."""
         total = _U(0)
+        low, high = indptr[before], indptr[before + 1]
         for edge in range(indptr[here], indptr[here + 1]):
             candidate = np.int64(indices[edge])
-            total += chance(candidate, before, indptr, indices, back, near, far)
+            total += chance(candidate, before, indices, low, high, back, near, far)
             if total > target:
                 return edge, total
         return indptr[here], total
@@ -243,7 +245,8 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
                     found = equal or before < 0
                     if not found:
                         candidate = np.int64(indices[edge])
-                        weight = chance(candidate, before, indptr, indices, back, near, far)
+                        ends = indptr[before], indptr[before + 1]
+                        weight = chance(candidate, before, indices, *ends, back, near, far)
                         found = (high >> _S32) < weight
                 else:
                     total = weigh(here, before, indptr, indices, back, near, far, _LAST)[1]

@@ -32,6 +32,9 @@ __all__ = [
 # A block draws in shared memory up to so many edges a row.
 _FEW = 32
 
+# Threads of a walk that looks at the node before, and walks of a block.
+_WALKS = (2, 2) if _SIMULATING else (8, 16)
+
 # Blocks of kernels that go through lists of rows, however long.
 _BLOCKS = 2 if _SIMULATING else 2048
 
@@ -524,8 +527,9 @@ def walks(
         if len(set(weights)) == 1:
             launch(_sampling_cuda.walks, out.shape[0], arguments)
         else:
-            n_blocks = -(-out.shape[0] // _walks_cuda.WALKS)
-            launch(_walks_cuda.walks_of_blocks, n_blocks, arguments, block=_walks_cuda.THREADS)
+            lanes, n_walks = _WALKS
+            kernel = _walks_cuda.walks_of_blocks(lanes, n_walks)
+            launch(kernel, -(-out.shape[0] // n_walks), arguments, block=lanes * n_walks)
     else:
         from rtxarr.kernels import _sampling_njit as host
 
