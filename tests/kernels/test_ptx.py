@@ -471,7 +471,7 @@ def walks_cases():
     for indices in (HALF_POINTERS, INTEGER_POINTERS):
         whole, words = INTEGER_POINTERS, ("uint64",) * 3
         signature = (("int64", 2, "C"), whole, "int64", whole, indices, *words, *PLACE)
-        yield f"walks-{indices[0]}", walks_of_blocks, signature
+        yield f"walks-{indices[0]}", walks_of_blocks(8, 16), signature
 
 
 def points_cases():
