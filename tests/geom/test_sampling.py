@@ -281,6 +281,7 @@ def test_graphs_without_edges_or_seeds(make):
         ({"fanout": [1], "weight": np.ones(3)}, ValueError, r"weight must have shape \(4,\)"),
         ({"fanout": [1], "weight": -np.ones(4)}, ValueError, "finite and not negative"),
         ({"fanout": [1], "weight": np.full(4, np.nan)}, ValueError, "finite and not negative"),
+        ({"fanout": [1], "weight": np.full(4, np.inf)}, ValueError, "finite and not negative"),
         ({"fanout": [1], "seed": -1}, ValueError, "seed must lie in"),
     ],
 )
