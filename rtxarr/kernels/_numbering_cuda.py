@@ -32,23 +32,40 @@ def running(threads: int):
     """Return the device function that adds up a value of each thread of a block.
 
     ``add_up(sums, value)`` gives the sum of those of the threads before, and of all. All of the
-    block call it, with ``sums`` of int64 in shared memory, an entry each.
+    block, a multiple of 32, call it, with ``sums`` of int64 in shared memory, an entry each.
     """
+    if _SIMULATING:  # which has no shuffles
+
+        @_device
+        def add_up_all(sums, value):
+            t = cuda.threadIdx.x
+            sums[t] = value
+            cuda.syncthreads()  # all values are in place
+            before, total = np.int64(0), np.int64(0)
+            for i in range(threads):
+                before += sums[i] if i < t else np.int64(0)
+                total += sums[i]
+            cuda.syncthreads()  # all have read them before the next call overwrites them
+            return before, total
+
+        return add_up_all
 
     @_device
     def add_up(sums, value):
-        t = cuda.threadIdx.x
-        sums[t] = value
-        cuda.syncthreads()  # all values are in place
-        step = 1
-        while step < threads:
-            other = sums[t - step] if t >= step else np.int64(0)
-            cuda.syncthreads()  # all have read them
-            sums[t] += other
-            cuda.syncthreads()  # the longer sums are in place
-            step *= 2
-        before, total = sums[t] - value, sums[threads - 1]
-        cuda.syncthreads()  # all have read theirs before the next call overwrites them
+        lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        within = np.int64(value)
+        for i in range(5):
+            other = cuda.shfl_up_sync(0xFFFFFFFF, within, 1 << i)
+            within += other if lane >= 1 << i else np.int64(0)
+        if lane == 31:
+            sums[warp] = within
+        cuda.syncthreads()  # the sums of all warps are in place
+        before, total = within - np.int64(value), np.int64(0)
+        for i in range(threads // 32):
+            here = sums[i]
+            before += here if i < warp else np.int64(0)
+            total += here
+        cuda.syncthreads()  # all have read them before the next call overwrites them
         return before, total
 
     return add_up
