@@ -10,19 +10,18 @@ import contextvars
 import ctypes
 import functools
 import logging
-import math
 import os
-import struct
 import sys
 import threading
 from importlib.metadata import version
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import array_api_compat
 import array_api_compat.numpy as _numpy
 import numpy as np
 
+from rtxarr._launch import _Call, _Loaded, launch_shape
 from rtxarr._out_of_memory import explain_out_of_memory
 
 __all__ = [
@@ -161,6 +160,14 @@ def _on_gpu(device_id: int, make: Any, key: tuple, dtype: Any) -> Any:
     return found
 
 
+_HOST = np.ndarray, np.generic
+
+
+def empty(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Make an array of the library of ``like`` on the current device, at half the cost of xp's."""
+    return np.empty(shape, dtype) if isinstance(like, _HOST) else type(like)(shape, dtype)
+
+
 def full_scalar(like: Any, value: Any, dtype: Any) -> Any:
     """Return the array of no dimensions that holds ``value``, without a copy from the host."""
     xp = namespace(like)
@@ -268,6 +275,8 @@ class Device(str):
     __hash__ = str.__hash__
 
     def __eq__(self, other: Any) -> bool:
+        if other is self:
+            return True
         if _is_cupy_device(other):
             return self.kind == "cuda" and self.index == other.id
         return super().__eq__("cuda:0" if other == "cuda" else other)
@@ -293,6 +302,11 @@ class Device(str):
 
 
 _CPU = Device("cpu")
+
+
+@functools.cache
+def _gpu(index: int) -> Device:
+    return Device("cuda", index)
 
 
 def _is_cupy_device(x: Any) -> bool:
@@ -395,7 +409,7 @@ def device_of(x: Any) -> Any:
     if isinstance(x, (np.ndarray, np.generic)):
         return _CPU
     if is_device_array(x):
-        return Device("cuda", x.device.id)
+        return _gpu(x.data.device_id)
     if not is_array(x):
         raise TypeError(f"x must be an array, got {type(x).__name__}")
     return array_api_compat.device(x)
@@ -650,7 +664,24 @@ def launch(
     Never synchronizes. A launch after the first with the same types costs a few microseconds
     of host time, so nothing but the types is checked.
     """
-    _launcher()(kernel, n_threads_or_grid, args, block)
+    _launcher()((kernel, n_threads_or_grid, block), args, None)
+
+
+def launch_planned(plan: Any, options: tuple, args: tuple) -> None:
+    """Start the kernel that ``plan`` chooses for these arguments; it sees arrays as one axis.
+
+    Parameters
+    ----------
+    plan : function
+        ``plan(options, args)`` gives kernel, ``n_threads_or_grid`` and ``block`` of :func:`launch`.
+        It is asked once for all arguments that are alike, so it may go by the options and by the
+        types, shapes and addresses modulo 16 of the arrays, and not by the values of numbers.
+    options : tuple
+        Hashable.
+    args : tuple
+        As for :func:`launch`; arrays of several axes must be C-contiguous.
+    """
+    _launcher()((plan, options), args, plan)
 
 
 @functools.cache
@@ -673,8 +704,9 @@ def _launcher() -> Any:
     kernels: dict[tuple, _Loaded] = {}
     thread = threading.local()
 
-    def prepare(kernel, n_threads_or_grid, args, block, device_id):
+    def prepare(what, args, plan, device_id):
         """Make the call of this thread for these types and shapes; None if it starts nothing."""
+        (kernel, n_threads_or_grid, block), args = _planned(what, args, plan)
         shape = launch_shape(n_threads_or_grid, block)
         if shape is None:
             return None
@@ -689,18 +721,20 @@ def _launcher() -> Any:
             kernels[key] = _load_kernel(kernel, args, device_id)
         # The driver wants the context current in each thread; CuPy sets it only when it is used.
         core.Device(device_id).set_current()
-        return _Call(kernels[key], shape, args)
+        return _Call(kernels[key], shape, args, gpu_array, getattr(kernel, "__qualname__", kernel))
 
-    def launch(kernel, n_threads_or_grid, args, block):
+    def launch(what, args, plan):
         device_id = current_device()
-        key = [kernel, device_id, n_threads_or_grid, block]
+        key = [what, device_id]
         values = []
         for x in args:
             kind = type(x)
             if kind is gpu_array:
                 memory = x.data
-                key += (x.dtype.num, x.shape, x._c_contiguous or x.strides, memory.device_id)
-                values.append(memory.ptr)
+                pointer = memory.ptr
+                layout = x._c_contiguous or x.strides
+                key += (x.dtype.num, x.shape, layout, memory.device_id, plan and pointer & 15)
+                values.append(pointer)
             else:
                 key.append(kind)
                 values.append(x)
@@ -714,7 +748,7 @@ def _launcher() -> Any:
         except KeyError:
             if len(calls) >= 4096:
                 calls.clear()
-            call = calls[key] = prepare(kernel, n_threads_or_grid, args, block, device_id)
+            call = calls[key] = prepare(what, args, plan, device_id)
         if call is None:
             return
         # The driver copies the arguments out of the buffer before it returns.
@@ -723,77 +757,28 @@ def _launcher() -> Any:
             start(call.handle, *call.shape, 0, current_stream().ptr, call.address, 0)
         except Exception as error:
             grid, threads = call.shape[:3], call.shape[3:]
-            name = getattr(kernel, "__qualname__", kernel)
-            error.add_note(f"starting {name} with {grid} blocks of {threads} threads")
+            error.add_note(f"starting {call.name} with {grid} blocks of {threads} threads")
             raise
 
     return launch
 
 
-class _Loaded(NamedTuple):
-    """A kernel on a GPU: its handle, struct's formats of its arguments, what keeps it loaded."""
-
-    handle: int
-    formats: list[str]
-    owner: Any
-
-
-class _Call:
-    """A launch, complete but for addresses and numbers: a buffer with the arguments.
-
-    numba flattens an array to eight-byte slots: no owner (twice), size, itemsize, address, shape
-    and strides. What varies lies at the buffer's end.
-    """
-
-    def __init__(self, loaded: _Loaded, shape: tuple[tuple, tuple], args: tuple) -> None:
-        self.owner = loaded.owner
-        self.handle = loaded.handle
-        grid, block = (part + (1,) * (3 - len(part)) for part in shape)
-        self.shape = grid + block
-        fixed: list[int] = []
-        slots = []  # for each slot its place among what is fixed, or ~place among what varies
-        for i, x in enumerate(args):
-            if not is_device_array(x):
-                slots.append(~i)
-                continue
-            head, tail = (0, 0, x.size, x.itemsize), (*x.shape, *x.strides)
-            first = len(fixed)
-            fixed += (*head, *tail)
-            last = first + len(head)
-            slots += [*range(first, last), ~i, *range(last, last + len(tail))]
-        self.write = struct.Struct("=" + "".join(loaded.formats)).pack_into
-        self.start = 8 * len(fixed)
-        self.buffer = (ctypes.c_int64 * (len(fixed) + len(args)))(*fixed)
-        first = ctypes.addressof(self.buffer)
-        addresses = [first + 8 * (i if i >= 0 else len(fixed) + ~i) for i in slots]
-        self._pointers = (ctypes.c_void_p * len(slots))(*addresses)
-        self.address = ctypes.addressof(self._pointers)
+def _planned(what: tuple, args: tuple, plan: Any) -> tuple[tuple, tuple]:
+    """Give kernel, grid and block, and the arguments as the kernel sees them."""
+    if plan is None:
+        return what, args
+    found, flat = plan(what[1], args), []
+    for x in args:
+        if is_array(x) and not isinstance(x, np.generic) and x.ndim != 1:
+            if not x.flags.c_contiguous:
+                raise ValueError(f"an array must be C-contiguous, got strides {x.strides}")
+            x = x.reshape(-1)
+        flat.append(x)
+    return found, tuple(flat)
 
 
-def launch_shape(n: int | tuple, block: int | tuple | None) -> tuple[tuple, tuple] | None:
-    """Return (grid, block) for ``launch``'s arguments; None when there is nothing to run."""
-    n = n if isinstance(n, tuple) else (n,)
-    if min(n) < 0:
-        raise ValueError(f"n_threads_or_grid must not be negative, got {n}")
-    if min(n) == 0:
-        return None
-    if block is None:
-        # 256 threads: warps lie along the first axis, the rest of the block along the second.
-        first = 256 if len(n) == 1 else min(256, 1 << (n[0] - 1).bit_length())
-        block = (first, *(256 // first,) * (len(n) > 1), *(1,) * (len(n) > 2))
-        n = tuple(-(-size // width) for size, width in zip(n, block, strict=True))
-    block = block if isinstance(block, tuple) else (block,)
-    if n[0] >= 2**31 or max(n[1:], default=1) > 65535:
-        raise ValueError(f"a grid holds at most (2**31 - 1, 65535, 65535) blocks, got {n}")
-    across, deep = max(block[:2]), max(block[2:], default=1)
-    if min(block) < 1 or across > 1024 or deep > 64 or math.prod(block) > 1024:
-        raise ValueError(
-            f"a block holds at most (1024, 1024, 64) threads, 1 to 1024 in all, got {block}"
-        )
-    return n, block
-
-
-def _launch_simulated(kernel: Any, n: int | tuple, args: tuple, block: int | tuple | None) -> None:
+def _launch_simulated(what: tuple, args: tuple, plan: Any) -> None:
+    (kernel, n, block), args = _planned(what, args, plan)
     shape = launch_shape(n, block)
     if shape is None:
         return

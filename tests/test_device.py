@@ -386,6 +386,34 @@ def test_launch_compiles_once_for_each_signature(stand_in, kernel_globals):
 
 
 @needs_cuda_packages
+def test_a_plan_is_asked_once_for_arguments_that_are_alike(stand_in, kernel_globals):
+    asked = []
+
+    def plan(options, args):
+        asked.append((options, args[0].shape, args[0].data.ptr % 16))
+        return add, args[2].size, 32
+
+    host = np.zeros(64, np.float32)
+    first = -host.ctypes.data % 16 // 4  # where a multiple of 16 bytes is
+    whole, shifted = (gpu_array(host[first + by :][:24].reshape(4, 6)) for by in (0, 1))
+    stand_in.n_bytes = 8 * 21
+    for _ in range(2):
+        _device.launch_planned(plan, ("a",), (whole, whole, whole))
+        _device.launch_planned(plan, ("b",), (whole, whole, whole))
+        _device.launch_planned(plan, ("b",), (shifted, whole, whole))
+    assert asked == [(("a",), (4, 6), 0), (("b",), (4, 6), 0), (("b",), (4, 6), 4)]
+    assert len(stand_in.loaded) == 1, "the kernel sees one axis"
+    assert len(stand_in.launches) == 6
+    done = stand_in.launches[-1]
+    assert done.shape == (24, 1, 1, 32, 1, 1)
+    address = whole.data.ptr
+    each = [(0, 0, 24, 4, address + by, 24, 4) for by in (4, 0, 0)]
+    assert struct.unpack("=21q", done.slots) == sum(each, ())
+    with pytest.raises(ValueError, match="must be C-contiguous, got strides"):
+        _device.launch_planned(plan, ("a",), (whole[:, ::2], whole, whole))
+
+
+@needs_cuda_packages
 def test_launch_follows_the_current_stream(stand_in, kernel_globals):
     x = gpu_array(np.ones(6, np.float32))
     for pointer in (0, 4096, 0, 8192, 4096):

@@ -7,22 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import launch, namespace
+from rtxarr._device import empty, launch_planned, namespace
+from rtxarr.kernels.multi_tensor import contiguous
 
-__all__ = ["map_dense", "memory_order"]
+__all__ = ["map_dense", "memory_order", "packed"]
 
 
 def map_dense(
-    kernel: Callable[[bool], Any], arrays: tuple, scalars: tuple = (), dtype: Any = None
+    kernel: Callable, options: tuple, arrays: tuple, scalars: tuple = (), dtype: Any = None
 ) -> Any:
     """Run a kernel over all elements of arrays of one shape.
 
     Parameters
     ----------
     kernel : callable
-        ``kernel(wide)`` gives the kernel over flat arrays: of the operands, then of the result,
-        then ``scalars``. ``wide`` says that all of them begin at multiples of 16 bytes. Its
-        ``per_thread`` is how many elements a thread takes.
+        ``kernel(*options, dtype, wide)`` gives the kernel over flat arrays: of the operands, then
+        of the result, then ``scalars``. ``dtype`` is that of the first array; ``wide`` says that
+        all of them begin at multiples of 16 bytes. Its ``per_thread`` is how many elements a
+        thread takes.
+    options : tuple
+        Hashable.
     arrays : tuple of array
         Not empty.
     scalars : tuple
@@ -34,21 +38,23 @@ def map_dense(
         In the memory order of the first array if that is dense, else row by row. Operands that
         lie otherwise are copied.
     """
-    xp = namespace(*arrays)
-    order = memory_order(arrays[0])
-    if order is None:
-        arrays = (xp.asarray(arrays[0], copy=True, order="C"), *arrays[1:])
-        order = tuple(range(arrays[0].ndim))
-    flat = []
-    for x in arrays:
-        x = x.transpose(order)
-        flat.append((x if x.flags.c_contiguous else x.copy(order="C")).reshape(-1))
-    shape = tuple(arrays[0].shape[i] for i in order)
-    out = xp.empty(shape, dtype=arrays[0].dtype if dtype is None else dtype)
-    flat.append(out.reshape(-1))
-    run = kernel(all(_address(x) % 16 == 0 for x in flat))
-    launch(run, -(-out.size // run.per_thread), (*flat, *scalars))
-    return out.transpose(tuple(np.argsort(order)))
+    order = None
+    if not all(map(contiguous, arrays)):
+        order = memory_order(arrays[0])
+        if order is None:
+            order = tuple(range(arrays[0].ndim))
+        arrays = tuple(packed(x.transpose(order)) for x in arrays)
+    first = arrays[0]
+    out = empty(first, first.shape, first.dtype if dtype is None else dtype)
+    launch_planned(_flat, (kernel, options, len(scalars)), (*arrays, out, *scalars))
+    return out if order is None else out.transpose(tuple(np.argsort(order)))
+
+
+def _flat(options, args):
+    kernel, options, n_scalars = options
+    arrays = args[: len(args) - n_scalars]
+    run = kernel(*options, arrays[0].dtype, all(_address(x) % 16 == 0 for x in arrays))
+    return run, -(-arrays[-1].size // run.per_thread), None
 
 
 def memory_order(x):
@@ -59,5 +65,11 @@ def memory_order(x):
     return order if x.transpose(order).flags.c_contiguous else None
 
 
+def packed(x):
+    """Give an array whose elements lie row by row in memory, which may be ``x`` itself."""
+    return x if contiguous(x) else namespace(x).asarray(x, copy=True, order="C")
+
+
 def _address(x):
+    """Give where an array begins."""
     return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr

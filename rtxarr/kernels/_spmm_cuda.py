@@ -68,6 +68,6 @@ def join(dtype: np.dtype):
             total = scalar(0)
             for piece in range(rows[row], rows[row + 1]):
                 total += partial[piece * n_features + feature]
-            out[row, feature] = total
+            out[i] = total
 
     return kernel

@@ -57,7 +57,7 @@ def activation(name: str, x: Any) -> Any:
     """
     from rtxarr.kernels._activation_cuda import forward
 
-    return map_dense(lambda wide: forward(name, x.dtype, wide), (x,))
+    return map_dense(forward, (name,), (x,))
 
 
 def activation_gradient(name: str, saved: Any, grad: Any) -> Any:
@@ -78,4 +78,4 @@ def activation_gradient(name: str, saved: Any, grad: Any) -> Any:
     """
     from rtxarr.kernels._activation_cuda import backward
 
-    return map_dense(lambda wide: backward(name, saved.dtype, wide), (saved, grad))
+    return map_dense(backward, (name,), (saved, grad))

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr._device import empty, launch, launch_planned, namespace, runs_kernels
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels import norm
+from rtxarr.kernels._dense import packed
 from rtxarr.kernels.segment import row_by_row
 from rtxarr.kernels.softmax import how_wide
 
@@ -48,14 +49,16 @@ def soft_cross_entropy(logits: Any, targets: Any) -> Any:
     -------
     array of their dtype, shape (...)
     """
+    out = empty(logits, logits.shape[:-1], logits.dtype)
+    launch_planned(_losses, (), (packed(logits), packed(targets), out, logits.shape[-1]))
+    return out
+
+
+def _losses(options, args):
     from rtxarr.kernels._cross_entropy_cuda import kernels
 
-    xp = namespace(logits, targets)
-    out = xp.empty(logits.shape[:-1], dtype=logits.dtype)
-    logits, targets, flat = (row_by_row(x) for x in (logits, targets, out))
-    losses, _ = kernels(out.dtype)
-    launch(losses, flat.size, (logits, targets, flat, logits.size // flat.size))
-    return out
+    out = args[2]
+    return kernels(out.dtype)[0], out.size, None
 
 
 def soft_cross_entropy_gradient(logits: Any, targets: Any, grad: Any) -> Any:
@@ -71,14 +74,19 @@ def soft_cross_entropy_gradient(logits: Any, targets: Any, grad: Any) -> Any:
     -------
     array of their dtype, shape (..., n_classes)
     """
+    out = empty(logits, logits.shape, logits.dtype)
+    if grad.ndim != 1:  # one axis is read with its stride: that of a mean is 0
+        grad = packed(grad)
+    given = packed(logits), packed(targets), grad, out, logits.shape[-1]
+    launch_planned(_soft_gradient, (), given)
+    return out
+
+
+def _soft_gradient(options, args):
     from rtxarr.kernels._cross_entropy_cuda import kernels
 
-    xp = namespace(logits, targets, grad)
-    out = xp.empty(logits.shape, dtype=logits.dtype)
-    logits, targets, grad, flat = (row_by_row(x) for x in (logits, targets, grad, out))
-    _, gradient = kernels(out.dtype)
-    launch(gradient, grad.size, (logits, targets, grad, flat, flat.size // grad.size))
-    return out
+    grad = args[2]
+    return kernels(grad.dtype)[1], grad.size, None
 
 
 # ---------------------------------------------------------------------------------- labels

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import launch, namespace
+from rtxarr._device import empty, launch_planned
 from rtxarr.dtypes import accumulator
+from rtxarr.kernels._dense import packed
 from rtxarr.kernels.norm import fits
-from rtxarr.kernels.segment import can_be_wide, row_by_row
+from rtxarr.kernels.segment import can_be_wide
 
 __all__ = ["dropout_add", "fits", "threshold"]
 
@@ -37,38 +38,41 @@ def dropout_add(x: Any, residual: Any, bias: Any, *, place: Any, rate: float) ->
     -------
     array, shape and dtype of ``x``, row by row in memory
     """
+    out = empty(x, x.shape, x.dtype)
+    x, residual, bias = (None if a is None else packed(a) for a in (x, residual, bias))
+    from_memory = not isinstance(place, tuple)
+    launch_planned(
+        _plan,
+        (residual is not None, bias is not None, from_memory),
+        (
+            x,
+            x if residual is None else residual,
+            x if bias is None else bias,
+            out,
+            *((place,) if from_memory else place),
+            x.shape[-1] if x.ndim else 1,
+            threshold(rate),
+            accumulator(x.dtype).type(1 / (1 - rate)),
+        ),
+    )
+    return out
+
+
+def _plan(options, args):
+    """Choose the kernel, the blocks and the block."""
     from rtxarr.kernels._dropout_cuda import THREADS, kernel, per_thread
 
-    xp = namespace(x, residual, bias)
-    dtype, scalar = x.dtype, accumulator(x.dtype).type
-    n_features = x.shape[-1] if x.ndim else 1
-    out = xp.empty(x.shape, dtype=dtype)
-    flat, residual, bias = (None if a is None else row_by_row(a) for a in (x, residual, bias))
-    wide = all(a is None or can_be_wide(a, 16) for a in (flat, residual, bias))
-    if bias is not None:
+    has_residual, has_bias, from_memory = options
+    x, residual, bias, out = args[:4]
+    dtype, n_features = x.dtype, x.shape[-1] if x.ndim else 1
+    wide = can_be_wide(x, 16) and can_be_wide(residual, 16)
+    if has_bias:
         # The grid's y runs over the parts of a row.
         wide = wide and can_be_wide(bias, n_features) and n_features < 1 << 25
-    from_memory = not isinstance(place, tuple)
-    run = kernel(dtype, wide, residual is not None, bias is not None, from_memory)
     pieces, block = -(-out.size // per_thread(dtype, wide)), (THREADS, 1)
     grid = -(-pieces // THREADS), 1
-    if bias is not None and wide:
+    if has_bias and wide:
         pieces = n_features // per_thread(dtype, wide)
         block = min(pieces, THREADS), max(1, THREADS // pieces)
         grid = -(-(out.size // n_features) // block[1]), -(-pieces // block[0])
-    launch(
-        run,
-        grid,
-        (
-            flat,
-            flat if residual is None else residual,
-            flat if bias is None else bias,
-            xp.reshape(out, (-1,)),
-            *((place,) if from_memory else place),
-            n_features,
-            threshold(rate),
-            scalar(1 / (1 - rate)),
-        ),
-        block=block,
-    )
-    return out
+    return kernel(dtype, wide, has_residual, has_bias, from_memory), grid, block

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from rtxarr._device import _SIMULATING, launch, namespace
+from rtxarr._device import _SIMULATING, launch_planned
+from rtxarr._device import empty as make
 from rtxarr.dtypes import accumulator
-from rtxarr.kernels.segment import row_by_row
+from rtxarr.kernels._dense import _address, packed
 
 __all__ = ["gather_reduce"]
 
@@ -72,53 +71,55 @@ def gather_reduce(
     Entries are taken in order, those of long rows piece by piece: equal inputs give equal bits.
     Types may differ, but float64 goes with float64 alone. No index is checked.
     """
-    xp = namespace(x, indptr, indices, own, extra)
     n_rows, n_features = indptr.shape[0] - 1, x.shape[1]
-    out = xp.empty((n_rows, n_features), dtype=x.dtype if dtype is None else dtype)
-    if out.size == 0:
+    out = make(indptr, (n_rows, n_features), x.dtype if dtype is None else dtype)
+    if not out.size:
         return out
-    from rtxarr.kernels._gather_cuda import Types, reduction
-
-    scalar: Any = np.dtype(accumulator(x.dtype)).type
-    x, own, extra = (a if a is None else row_by_row(a) for a in (x, own, extra))
-    rows = [x, own, out, None if kind in ("weighted", "scaled") else extra]
-    head_size = n_features // n_heads
-    width = _width(16 // x.dtype.itemsize, [n_features, head_size], rows)
-    block = _block(n_features, width)
-    types = [None if a is None else a.dtype for a in (x, own, extra, out)]
-    options = {"gathered": True, "ordered": order is not None, "headed": n_heads > 1}
-    pointers, parts = indices, x
-    flat = out.reshape(-1)
+    scalar = accumulator(x.dtype)
+    x, own, extra = (a if a is None else packed(a) for a in (x, own, extra))
+    gathered, width, pointers, parts = True, None, indices, x
+    if len(levels) > 1:  # all go by the first
+        width = _width(kind, n_heads, x, own, extra, out)
+    numbers = n_features, n_heads, n_features // n_heads, scalar.type(empty)
     for level in levels:
-        joined, parts = parts, xp.empty(level.n_pieces * n_features, dtype=scalar)
-        kernel = reduction(kind, end, width, Types(*types), **options)
-        arguments = (
-            *level, pointers, *(indptr if a is None else a for a in (order, joined, own, extra)),
-            flat, parts, n_features, n_heads, head_size, scalar(empty),
-        )  # fmt: skip
-        launch(kernel, -(-level.rows.shape[0] // block[1]), arguments, block=block)
+        joined, parts = parts, make(indptr, (level.n_pieces * n_features,), scalar)
+        given = tuple(indptr if a is None else a for a in (order, joined, own, extra))
+        options = (kind, end, gathered, order is not None, own is not None, extra is not None)
+        arguments = (*level, pointers, *given, out, parts, *numbers)
+        launch_planned(_reduction, (*options, n_heads, width), arguments)
         # What is left is to join the pieces.
         kind = kind if kind in ("max", "min") else "sum"
-        types[:2] = np.dtype(scalar), None
-        types[2] = types[2] if end == "share" else None
-        options = {"gathered": False}
-        pointers, order, own = indptr, None, None
+        gathered, pointers, order, own = False, indptr, None, None
+        extra = extra if end == "share" else None
     return out
 
 
-def _width(most: int, sizes: list[int], rows: list[Any]) -> int:
+def _reduction(options, args):
+    """Choose the kernel of a level, the blocks and the block."""
+    from rtxarr.kernels._gather_cuda import Types, reduction
+
+    kind, end, gathered, ordered, has_own, has_extra, n_heads, width = options
+    _, _, rows, _, _, _, x, own, extra, out = args[:10]
+    own, extra = own if has_own else None, extra if has_extra else None
+    width = width or _width(kind, n_heads, x, own, extra, out)
+    block = _block(out.shape[1], width)
+    types = Types(*(None if a is None else a.dtype for a in (x, own, extra, out)))
+    more = {"ordered": ordered, "headed": n_heads > 1} if gathered else {}
+    kernel = reduction(kind, end, width, types, gathered=gathered, **more)
+    return kernel, -(-rows.shape[0] // block[1]), block
+
+
+def _width(kind: str, n_heads: int, x: Any, own: Any, extra: Any, out: Any) -> int:
     """Give how many neighbours to read at once, where all arrays of rows allow it."""
-    width = most
+    sizes = out.shape[1], out.shape[1] // n_heads
+    rows = [x, own, out, None if kind in ("weighted", "scaled") else extra]
+    width = 16 // x.dtype.itemsize
     while width > 1 and not (
         all(n % width == 0 for n in sizes)
         and all(_address(a) % min(16, width * a.itemsize) == 0 for a in rows if a is not None)
     ):
         width //= 2
     return width
-
-
-def _address(x: Any) -> int:
-    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
 
 
 def _block(n_features: int, width: int) -> tuple[int, int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr._device import empty, launch_planned, namespace, runs_kernels
 from rtxarr._override import overridable
-from rtxarr.kernels.segment import can_be_wide, row_block, row_by_row
+from rtxarr.kernels._dense import packed
+from rtxarr.kernels.segment import can_be_wide, row_block
 
 __all__ = ["spmm"]
 
@@ -39,30 +40,37 @@ def spmm(
     -----
     On a GPU no index is checked: that would read them back to the host.
     """
-    xp = namespace(values, dense, indptr, indices)
     n_pieces, n_features = indptr.shape[0] - 1, dense.shape[1]
     n_rows = n_pieces if rows is None else rows.shape[0] - 1
     if 0 in (n_rows, n_features):
-        return xp.empty((n_rows, n_features), dtype=values.dtype)
+        return namespace(values).empty((n_rows, n_features), dtype=values.dtype)
     if not runs_kernels(values):
         return _spmm_host(values, dense, indptr, indices, order, rows)
-    from rtxarr.kernels._spmm_cuda import join, multiply
-
-    flat = row_by_row(dense)
-    partial = xp.empty(n_pieces * n_features, dtype=values.dtype)
-    wide = can_be_wide(flat, n_features)
-    block = row_block(n_features, 4 if wide else 1)
-    launch(
-        multiply(values.dtype, wide, order is not None),
-        -(-n_pieces // block[1]),
-        (values, flat, indptr, indices, indices if order is None else order, partial, n_features),
-        block=block,
-    )
+    partial = empty(values, (n_pieces, n_features), values.dtype)
+    given = values, packed(dense), indptr, indices, indices if order is None else order
+    launch_planned(_product, (order is not None,), (*given, partial, n_features))
     if rows is None:
-        return xp.reshape(partial, (n_rows, n_features))
-    out = xp.empty((n_rows, n_features), dtype=values.dtype)
-    launch(join(values.dtype), out.size, (partial, rows, out, n_features))
+        return partial
+    out = empty(values, (n_rows, n_features), values.dtype)
+    launch_planned(_join, (), (partial, rows, out, n_features))
     return out
+
+
+def _product(options, args):
+    from rtxarr.kernels._spmm_cuda import multiply
+
+    values, dense, indptr = args[:3]
+    n_pieces, n_features = indptr.shape[0] - 1, dense.shape[1]
+    wide = can_be_wide(dense, n_features)
+    block = row_block(n_features, 4 if wide else 1)
+    return multiply(values.dtype, wide, *options), -(-n_pieces // block[1]), block
+
+
+def _join(options, args):
+    from rtxarr.kernels._spmm_cuda import join
+
+    out = args[2]
+    return join(out.dtype), out.size, None
 
 
 def _spmm_host(values, dense, indptr, indices, order, rows):

@@ -121,7 +121,7 @@ def spmm_cases():
             kernel = multiply(dtype_of(name), wide, ordered)
             yield f"spmm-{key}{'-ordered' * ordered}", kernel, signature
     for name in ("float32", "float64"):
-        signature = ((name, 1, "C"), pointers, (name, 2, "C"), "int64")
+        signature = ((name, 1, "C"), pointers, (name, 1, "C"), "int64")
         yield f"spmm-join-{name}", join(dtype_of(name)), signature
 
 
@@ -160,7 +160,9 @@ def cross_entropy_cases():
         values = (name, 1, "C")
         losses, gradient = kernels(dtype_of(name))
         yield f"losses-{name}", losses, (values, values, values, "int64")
-        yield f"gradient-{name}", gradient, (values, values, values, values, "int64")
+        for grad in (values, (name, 1, "A")):  # that of a mean has a stride of 0
+            signature = (values, values, grad, values, "int64")
+            yield f"gradient-{name}-{grad[2]}", gradient, signature
     for name, scalar, n, wide in row_lengths():
         dtype, values, sums = dtype_of(name), (name, 1, "C"), (scalar, 1, "C")
         plan = label_plan(n, dtype, wide, True)
