@@ -118,8 +118,6 @@ def refusal(
     epilogue: str | None = None,
     bias: bool = False,
     aux_ld: int = 0,
-    gradient: bool = False,
-    bias_grad: bool = False,
     addend: bool = False,
     scale: float = 1.0,
 ) -> str:
@@ -133,11 +131,7 @@ def refusal(
     bias : bool
         Whether one is added.
     aux_ld : int
-        Elements (bits, for ReLU) between rows of the auxiliary array; 0 if there is none.
-    gradient : bool
-        Whether the derivative of ``epilogue`` is multiplied, not the epilogue applied.
-    bias_grad : bool
-        Whether columns of a gradient are added up; without an epilogue, rows of ``a``.
+        Elements between rows of what :func:`matmul_with_aux` gives for GELU; 0 without it.
     addend, scale
         As for :func:`matmul`.
     """
@@ -148,18 +142,12 @@ def refusal(
         return _provider.missing
     kind = _EPILOGUES[epilogue]
     attributes: tuple[int, ...] = ()
-    if gradient:
-        kind = _cublaslt.DRELU if epilogue == "relu" else _cublaslt.DGELU
-        kind += _cublaslt.BGRAD * bias_grad
-    elif bias_grad:
-        kind = _cublaslt.BGRADB
-    elif bias:
+    if bias:
         kind = _cublaslt.BIAS if epilogue is None else kind + _cublaslt.BIAS
-    if bias or bias_grad:
         attributes += (_cublaslt.BIAS_POINTER,)
     if aux_ld:
+        kind += _cublaslt.AUX
         attributes += (_cublaslt.AUX_POINTER,)
-        kind += 0 if gradient else _cublaslt.AUX
     options = recipe(kind, tf32=_tf32[0], aux_ld=aux_ld, scale=scale, adds=addend)
     return library.refusal(a, b, options, attributes)
 

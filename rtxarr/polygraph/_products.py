@@ -1,9 +1,9 @@
 """What stands around matrix products, as part of them: cuBLASLt's epilogues.
 
 A bias, an array that is added, a factor, a ReLU or the tanh form of GELU after a product cost
-nothing while it is stored; so do, in the backward pass, the derivative of the activation that the
-product's result is multiplied by, and the sums over rows that are the gradient of a bias. The
-product then rounds once, at its end, so this is for mode "fast".
+little or nothing while it is stored. The product then rounds once, at its end, so this is for mode
+"fast". What the library has for the backward pass (the derivative of an activation, the gradient of
+a bias) is left to kernels: on an H200 they take less time than these epilogues add to a product.
 
 Activations are told by their values, however they are written: what is computed of a product alone
 is evaluated in float64 on a line of numbers. Whether the library takes a product is asked when the
@@ -45,23 +45,7 @@ def product_and_sum(a: Any, b: Any, *bias: Any, epilogue: str) -> tuple[Any, ...
     return blas.matmul_with_aux(a, b, epilogue=epilogue, bias=bias[0] if bias else None)
 
 
-@overridable
-def product_times_slope(
-    a: Any, b: Any, aux: Any, *, epilogue: str, bias_grad: bool
-) -> tuple[Any, ...]:
-    """Return ``a @ b`` times the derivative of an activation, and if asked for its column sums."""
-    function = blas.matmul_drelu if epilogue == "relu" else blas.matmul_dgelu
-    out = function(a, b, aux, bias_grad=bias_grad)
-    return out if bias_grad else (out,)
-
-
-@overridable
-def product_and_sums(a: Any, b: Any) -> tuple[Any, ...]:
-    """Return ``a.T @ b``, and the sums of the columns of ``a``."""
-    return blas.matmul_bias_grad(a.T, b)
-
-
-FUNCTIONS = (product, product_and_sum, product_times_slope, product_and_sums)
+FUNCTIONS = (product, product_and_sum)
 for _function in FUNCTIONS:
     _function.gives_new = True  # type: ignore[attr-defined]  # memory of its own; see _program
 
@@ -74,12 +58,8 @@ def described(call: Node) -> str:
     if function is product:
         words += ["scale"] * ("scale" in options)
         words += [name for name in ("addend", "bias") if name in options.get("names", ())]
-    elif function is product_and_sum:
-        words += ["bias"] * (len(call.src) > 2)
-    elif function is product_times_slope:
-        return f"matmul * d{options['epilogue']}" + " & bias gradient" * options["bias_grad"]
     else:
-        return "matmul & bias gradient"
+        words += ["bias"] * (len(call.src) > 2)
     words += [options["epilogue"]] if options.get("epilogue") else []
     return " + ".join(words) + (" & its sum" if function is product_and_sum else "")
 
@@ -103,7 +83,7 @@ def fuse_products(
     """
     notes: list[str] = []
     if has_products(graph):
-        for stage in (_sums, _activations, _slopes, _bias_gradients):
+        for stage in (_sums, _activations):
             found = _Found(graph, strides, is_computed, notes)
             stage(found)
             graph = found.rewritten()
@@ -178,10 +158,10 @@ class _Found:
         updates = [(number, new[n]) for number, n in graph.updates]
         return Graph(graph.inputs, [new[n] for n in graph.outputs], updates, graph.scalars)
 
-    def needs(self, node: Node, without: Node, leaves: Mapping[Node, frozenset[Node]]) -> bool:
-        """Tell whether anything reads a node but what only ``without`` is made of.
+    def needs(self, node: Node, without: Node, sources: Mapping[Node, Node]) -> bool:
+        """Tell whether results need a node if ``without`` is computed in another way.
 
-        ``leaves`` are those of ``_leaves``: what has others than ``without`` is no part of it.
+        ``sources`` are those of ``_of_one``: what is of others too is no part of ``without``.
         """
         stack, seen = [node], {node, without}
         while stack:
@@ -191,7 +171,7 @@ class _Found:
             for user in self.users[at]:
                 if user in seen:
                     continue
-                if user not in leaves or not leaves[user] <= leaves[without]:
+                if sources.get(user) is not node:
                     return True
                 seen.add(user)
                 stack.append(user)
@@ -214,18 +194,6 @@ class _Found:
                     stack.append(user)
                 elif not (user.op in ir.VIEWS or self.is_computed(user)):
                     return True
-        return False
-
-    def reaches(self, node: Node, other: Node) -> bool:
-        """Tell whether a node will need another one."""
-        seen, stack = {node}, [node]
-        while stack:
-            at = stack.pop()
-            if at is other:
-                return True
-            sources, _ = self.made.get(at, (at.src, None))
-            stack += [s for s in sources if s not in seen]
-            seen.update(sources)
         return False
 
     def like(self, node: Node) -> tuple | None:
@@ -416,16 +384,6 @@ def _gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(_SCALE * (x + _CUBIC * x**3)))
 
 
-def _gelu_slope(x: np.ndarray) -> np.ndarray:
-    t = np.tanh(_SCALE * (x + _CUBIC * x**3))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _SCALE * (1 + 3 * _CUBIC * x * x)
-
-
-def _relu_slope(y: np.ndarray) -> np.ndarray:
-    """Of the result of a ReLU, not of its argument."""
-    return np.where(y <= 0, 0.0, 1.0)
-
-
 def _near(got: np.ndarray, want: np.ndarray) -> bool:
     return np.allclose(got, want, rtol=1e-6, atol=1e-6, equal_nan=True)
 
@@ -434,29 +392,23 @@ _MOST = 64  # operations between a product and what is made of it
 _OTHER = frozenset(("erf",))  # what none of the library's activations is made with
 
 
-def _leaves(nodes: Sequence[Node]) -> dict[Node, frozenset[Node]]:
-    """Return, for what is computed element by element, of which other nodes; at most of two."""
-    found: dict[Node, frozenset[Node]] = {}
+def _of_one(nodes: Sequence[Node]) -> dict[Node, Node]:
+    """Return, for what is computed element by element of one other node, that node."""
+    found: dict[Node, Node] = {}
     for node in nodes:
-        if node.op not in ir.MAPS and node.op not in ("cast", "reshape"):
-            continue
-        of: frozenset[Node] = frozenset()
-        for s in node.src:
-            if value_of(s) is None:
-                of |= found.get(s) or {s}
-            if len(of) > 2:
-                break
-        if 0 < len(of) <= 2:
-            found[node] = of
+        if node.op in ir.MAPS or node.op in ("cast", "reshape"):
+            of = {found.get(s, s) for s in node.src if value_of(s) is None}
+            if len(of) == 1:
+                (found[node],) = of
     return found
 
 
-def _value(node: Node, known: dict[Node, np.ndarray]) -> np.ndarray | None:
-    """Return what a node is in float64, given numbers for its leaves; None if that rounds it."""
-    order = ir.topological([node], known)[len(known) :]
+def _value(node: Node, source: Node, numbers: np.ndarray) -> np.ndarray | None:
+    """Return what a node is in float64 where its source is so; None if it rounds on the way."""
+    order = ir.topological([node], [source])[1:]
     if len(order) > 4 * _MOST:
         return None
-    values: dict[Node, Any] = dict(known)
+    values: dict[Node, Any] = {source: numbers}
     with np.errstate(all="ignore"):
         for n in order:
             number = value_of(n)
@@ -481,26 +433,24 @@ def _value(node: Node, known: dict[Node, np.ndarray]) -> np.ndarray | None:
 
 def _activations(found: _Found) -> None:
     """Take in the ReLU or GELU of a product; GELU also where its argument is needed elsewhere."""
-    leaves = _leaves(found.nodes)
-    of_one: dict[Node, list[Node]] = {}
-    for node, of in leaves.items():
-        if len(of) == 1:
-            (base,) = of
-            of_one.setdefault(base, []).append(node)
-    for base, cone in of_one.items():
+    sources = _of_one(found.nodes)
+    by_base: dict[Node, list[Node]] = {}
+    for node, base in sources.items():
+        by_base.setdefault(base, []).append(node)
+    for base, cone in by_base.items():
         whole = product_of(base)
         if whole is None or not dtypes.is_floating(base.dtype):
             continue
         for y in cone[:_MOST]:
             if y.dtype != base.dtype or y.op == "reshape":
                 continue
-            got = _value(y, {base: _LINE})
+            got = _value(y, base, _LINE)
             if got is None:
                 continue
             kind = next((k for k, f in _KINDS.items() if _near(got, f(_LINE))), None)
             if kind is None:
                 continue
-            needed = found.needs(base, y, leaves)
+            needed = found.needs(base, y, sources)
             why = _take_activation(found, base, whole, y, kind, needed)
             found.note(base, f"{kind} left out: {why}" if why else f"takes in {kind}")
             break
@@ -533,161 +483,11 @@ def _take_activation(
     why = found.refusal(a, whole.b, epilogue=kind, bias=whole.bias is not None, aux_ld=n)
     if why:
         return why
-    sources = (a, *whole.sources[1:])
     results = [(base.dtype, (m, n))] * 2
 
-    options = {"epilogue": kind}
+    def item(i: int) -> Callable[..., Node]:
+        return lambda *s: ir.call(product_and_sum, s, (("epilogue", kind),), results)[i]
+
     for i, node in enumerate((y, base)):
-        make = _item(product_and_sum, i, options, results)
-        found.put(node, sources, _in_shape(make, node.shape))
+        found.put(node, (a, *whole.sources[1:]), _in_shape(item(i), node.shape))
     return ""
-
-
-def _item(
-    function: Callable, i: int, options: Mapping[str, Any], results: Sequence[tuple]
-) -> Callable[..., Node]:
-    """Return the function of its sources that makes a result of a call."""
-    pairs = tuple(sorted(options.items()))
-    return lambda *sources: ir.call(function, sources, pairs, results)[i]
-
-
-# ----------------------------------------------------------------------------- their gradients
-
-
-def _slopes(found: _Found) -> None:
-    """Take in the derivative that a product of the backward pass is multiplied by."""
-    leaves = _leaves(found.nodes)
-    done: set[Node] = set()
-    for d, of in leaves.items():
-        if len(of) != 2 or d.op == "reshape":
-            continue
-        for g, s in (tuple(of), tuple(of)[::-1]):
-            if g.op != "matmul" or g in done or g.ndim != 2 or d.dtype != g.dtype:
-                continue
-            kind = _kind_before(s)
-            if kind is None or s.size != g.size:
-                continue
-            line = _LINE if kind == "gelu" else np.abs(_LINE)
-            got = [_value(d, {g: np.full_like(line, at), s: line}) for at in (1.0, -2.5)]
-            slope = (_gelu_slope if kind == "gelu" else _relu_slope)(line)
-            if any(v is None for v in got):
-                continue
-            if not (_near(got[0], slope) and _near(got[1], -2.5 * slope)):  # type: ignore[arg-type]
-                continue
-            done.add(g)
-            if found.needs(g, d, leaves):
-                why = "the product is needed elsewhere"
-            else:
-                why = _take_slope(found, g, s, d, kind)
-            found.note(g, f"d{kind} left out: {why}" if why else f"takes in d{kind}")
-
-
-def _kind_before(node: Node) -> str | None:
-    """Return the activation of which a node is the argument (GELU) or the result (ReLU)."""
-    if node.op != "item" or node.src[0].op != "call":
-        return None
-    function, options, _ = node.src[0].attrs
-    if function is product_and_sum:
-        return dict(options)["epilogue"] if node.attrs[0] == 1 else None
-    return "relu" if function is product and dict(options).get("epilogue") == "relu" else None
-
-
-_SMALL = 1 << 20  # elements of which a mask is not worth a kernel
-
-
-def _take_slope(found: _Found, g: Node, s: Node, d: Node, kind: str) -> str:
-    """Put a product times a slope in the place of a node; return why not, or ""."""
-    m, n = g.shape
-    if kind == "relu" and (n % 128 or g.size < _SMALL):
-        return "rows of no multiple of 128 elements, or few of them"
-    sums = _column_sums(found, d)
-    options = {"epilogue": kind, "bias_grad": sums is not None}
-    a, b = g.src
-    why = found.refusal(a, b, epilogue=kind, aux_ld=n, gradient=True, bias_grad=sums is not None)
-    if why:
-        return why
-    results = [(d.dtype, (m, n))] + [(d.dtype, (n,))] * (sums is not None)
-
-    def with_aux(make: Callable[..., Node]) -> Callable[..., Node]:
-        def made(a: Node, b: Node, s: Node) -> Node:
-            s = ir.reshape(s, (m, n))
-            return make(a, b, _mask(s) if kind == "relu" else s)
-
-        return made
-
-    for i, node in enumerate((d, sums)):
-        if node is not None:
-            make = with_aux(_item(product_times_slope, i, options, results))
-            found.put(node, (a, b, s), _in_shape(make, node.shape))
-    return ""
-
-
-def _mask(y: Node) -> Node:
-    """Return one bit for each element that is above zero: the first in the lowest of a byte."""
-    m, n = y.shape
-    zero, nothing = ir.constant(0, y.dtype), ir.constant(0, np.uint8)
-    shape = (m, n // 8)
-    total = None
-    for i in range(8):
-        part = ir.slice_node(y, (0, i), (1, 8), shape)
-        test = ir.map_node("less_equal", part, ir.broadcast(zero, shape))
-        bit = ir.broadcast(ir.constant(1 << i, np.uint8), shape)
-        byte = ir.map_node("where", test, ir.broadcast(nothing, shape), bit)
-        total = byte if total is None else ir.map_node("bitwise_or", total, byte)
-    assert total is not None
-    return total
-
-
-def _column_sums(found: _Found, d: Node) -> Node | None:
-    """Return the node of the sums over the rows of a gradient, in its dtype."""
-    n = d.shape[-1]
-    stack, seen = [d], {d}
-    while stack:
-        node = stack.pop()
-        for user in found.users[node]:
-            if user.op == "reshape" or (user.op == "cast" and user.dtype == np.float32):
-                if user not in seen and user.dtype.itemsize >= node.dtype.itemsize:
-                    seen.add(user)
-                    stack.append(user)
-            elif user.op == "sum" and user.shape == (n,) and node.shape[-1] == n:
-                if user.attrs[0] != tuple(range(node.ndim - 1)) or user in found.made:
-                    continue
-                if user.dtype == d.dtype:
-                    return user
-                readers = found.users[user]
-                rounded = len(readers) == 1 and readers[0].op == "cast"
-                if rounded and readers[0].dtype == d.dtype and user not in found.roots:
-                    return readers[0]
-    return None
-
-
-def _bias_gradients(found: _Found) -> None:
-    """Let the product that gives a weight's gradient add up the rows of its operand too.
-
-    Where a kernel stores that operand, the kernel can do so itself.
-    """
-    order = {node: i for i, node in enumerate(found.nodes)}
-    for node in found.nodes:
-        if node.op != "matmul" or node.ndim != 2 or not dtypes.is_floating(node.dtype):
-            continue
-        left, x = node.src
-        if left.op != "permute" or left.src[0].ndim != 2 or node in found.made:
-            continue
-        (g,) = left.src
-        base = g
-        while base.op == "reshape":
-            (base,) = base.src
-        if base.op != "input" and (found.is_computed(base) or base.op in ir.VIEWS):
-            continue
-        sums = _column_sums(found, base) or _column_sums(found, g)
-        if sums is None or sums.shape != g.shape[1:]:
-            continue
-        if order[x] > order[sums] and found.reaches(x, sums):
-            continue  # it would have to be there before it is computed
-        why = found.refusal(left, x, bias_grad=True)
-        found.note(node, f"bias gradient left out: {why}" if why else "gives a bias gradient too")
-        if why:
-            continue
-        results = [(node.dtype, node.shape), (sums.dtype, sums.shape)]
-        for i, place in enumerate((node, sums)):
-            found.put(place, (g, x), _item(product_and_sums, i, {}, results))
