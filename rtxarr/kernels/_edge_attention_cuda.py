@@ -19,7 +19,17 @@ import numpy as np
 
 from rtxarr._device import cuda
 from rtxarr.kernels._arithmetic import arithmetic
-from rtxarr.kernels._heads import Plan, heads_of, keeps, leaky
+from rtxarr.kernels._heads import (
+    Plan,
+    element,
+    exponential,
+    heads_of,
+    keeps,
+    leaky,
+    near_of,
+    place_of,
+    widest,
+)
 from rtxarr.kernels._rows import bounded
 from rtxarr.kernels._vector import access
 
@@ -37,6 +47,8 @@ class Variant(NamedTuple):
         Whether edges are numbered otherwise than they are stored.
     drops : bool
         Whether weights are dropped.
+    far : bool
+        Whether the numbers of nodes are int64, not int32.
     """
 
     kind: str
@@ -44,6 +56,11 @@ class Variant(NamedTuple):
     edges: bool = False
     numbered: bool = False
     drops: bool = False
+    far: bool = False
+
+    @property
+    def node_type(self) -> type:
+        return np.int64 if self.far else np.int32
 
     @property
     def rows(self) -> bool:
@@ -57,18 +74,23 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
 
     Of a piece it leaves the sum over its edges in ``sums``, and in ``tops`` the shift of the
     exponentials and their sum: :func:`join` makes rows of them.
+
+    All threads of a warp go round as often as its longest item needs, so that they can add up
+    together. Where an item has no more edges they take its last one with a score of ``-inf``.
     """
-    kind, nodes, edges, numbered, drops = variant
+    kind, nodes, edges, numbered, drops, _ = variant
     _, scalar, load_one, _, _ = access(dtype, wide=False)
-    begin, fetch, put, put_sums, total = heads_of(dtype, plan)
-    larger, _, exp, _, _ = arithmetic(dtype)
+    begin, _, put, put_sums, _, total = heads_of(dtype, plan)
+    n_words, word, place_of_part, fetch, unpack, _ = near_of(dtype, plan)
+    larger, exp, longest_of = arithmetic(dtype).larger, exponential(dtype), widest(plan)
     slope_at, keep, n_heads, n_features = leaky(scalar), keeps(), *plan[:2]
     mlp, dot, edge_rows = kind == "mlp", kind == "dot", variant.rows
     size, unroll = plan.kept, plan.unroll(1 + dot + edge_rows, dtype)
-    n_own, n_weights, n_keys = (size if wanted else 1 for wanted in (mlp or dot, mlp, dot))
-    n_near, n_keys_near = unroll * size, unroll * n_keys
-    n_theirs = n_near if edge_rows else 1
-    zero, one, lowest = scalar(0), scalar(1), scalar(-np.inf)
+    n_own, n_weights = (size if wanted else 1 for wanted in (mlp or dot, mlp))
+    n_rows = unroll * n_words
+    n_key_rows, n_edge_rows = (n_rows if wanted else 1 for wanted in (dot, edge_rows))
+    n_theirs, node_type = size if edge_rows else 1, variant.node_type
+    zero, one, half, lowest = scalar(0), scalar(1), scalar(0.5), scalar(-np.inf)
 
     @bounded(plan.threads)
     def kernel(
@@ -76,68 +98,85 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
         out, lse, sums, tops, place, offset, stream, key, threshold, scale,
     ):  # fmt: skip
         item, head = begin()
-        if item >= rows.size or head >= n_heads:
-            return
+        live = item < rows.size and head < n_heads
+        if not live:
+            item, head = np.int64(0), np.int64(0)
         if drops:
             offset, stream, key = offset + place[0], stream + place[1], key + place[2]
         own = cuda.local.array(n_own, scalar)
-        weights = cuda.local.array(n_weights, scalar)
-        near = cuda.local.array(n_near, scalar)
-        keys = cuda.local.array(n_keys_near, scalar)
-        theirs = cuda.local.array(n_theirs, scalar)  # of edges
+        at_x = cuda.local.array(n_weights, scalar)  # the weights of x and of its absolute value
+        at_size = cuda.local.array(n_weights, scalar)
+        value_rows = cuda.local.array(n_rows, word)
+        key_rows = cuda.local.array(n_key_rows, word)
+        edge_rows_near = cuda.local.array(n_edge_rows, word)
+        near = cuda.local.array(size, scalar)
+        theirs = cuda.local.array(n_theirs, scalar)  # of an edge
         shares = cuda.local.array(unroll, scalar)
         held = cuda.local.array(size, scalar)
-        start = starts[item]
-        stop = start + lengths[item]
+        found = cuda.local.array(unroll, node_type)
+        length = lengths[item] if live else np.int32(0)
+        start = starts[item] if length > 0 else np.int64(0)
+        last, longest = np.int32(max(length - 1, 0)), longest_of(length)
         unit, piece = np.int64(rows[item]) * n_heads + head, item * n_heads + head
-        own_term = zero
-        if mlp or dot:
-            fetch(dst, unit * n_features, own, 0)
-        elif nodes:
-            own_term = dst[unit]
-        if mlp:
-            fetch(vector, head * n_features, weights, 0)
+        edges_at, ids_at = place_of(indices, start), place_of(ids, start)
+        values_at = place_of_part(values, head)
+        src_at = place_of_part(src, head) if dot else place_of(src, head)
+        edge_at = place_of_part(edge, head) if edge_rows else np.int64(0)
         for i in range(size):
             held[i] = zero
-        top, denominator = lowest, zero
-        first = start
-        while first < stop:
+        top, denominator, own_term, first = lowest, zero, zero, np.int32(0)
+        if longest > 0:  # without edges nothing is read
+            if mlp or dot:
+                fetch(dst, place_of_part(dst, head), np.int64(rows[item]), value_rows, 0)
+                unpack(value_rows, 0, own)
+            elif nodes:
+                own_term = dst[unit]
+            if mlp:
+                fetch(vector, place_of_part(vector, head), np.int64(0), value_rows, 0)
+                unpack(value_rows, 0, at_x)
+                for i in range(size):
+                    at_size[i] = at_x[i] * (half - half * factor)
+                    at_x[i] *= half + half * factor
             for u in range(unroll):
-                at = min(first + u, stop - 1)
-                node = np.int64(indices[at]) * n_heads + head
-                fetch(values, node * n_features, near, u * size)
+                found[u] = element(indices, edges_at, np.int64(min(np.int32(u), last)))
+        while first < longest:
+            for u in range(unroll):
+                fetch(values, values_at, found[u], value_rows, u * n_words)
+                at = np.int64(min(np.int32(first + u), last))
                 if edge_rows:
-                    number = np.int64(ids[at] if numbered else at) * n_heads + head
-                    fetch(edge, number * n_features, theirs, u * size)
+                    number = element(ids, ids_at, at) if numbered else start + at
+                    fetch(edge, edge_at, number, edge_rows_near, u * n_words)
                 if dot:
-                    fetch(src, node * n_features, keys, u * size)
+                    fetch(src, src_at, found[u], key_rows, u * n_words)
                 elif not mlp:
                     term = own_term
                     if nodes:
-                        term += src[node]
+                        term += element(src, src_at, np.int64(found[u]) * n_heads)
                     if edges:
-                        number = np.int64(ids[at] if numbered else at)
+                        number = element(ids, ids_at, at) if numbered else start + at
                         term += load_one(edge, number * n_heads + head)[0]
                     shares[u] = term * slope_at(term, factor)
+            for u in range(unroll):  # of the next edges, ahead
+                at = np.int64(min(np.int32(first + (unroll + u)), last))
+                found[u] = element(indices, edges_at, at)
             above = top
             for u in range(unroll):
                 if mlp or dot:
+                    unpack(key_rows if dot else value_rows, u * n_words, near)
+                    if edge_rows:
+                        unpack(edge_rows_near, u * n_words, theirs)
                     term = zero
                     for i in range(size):
-                        at = u * size + i
+                        x = near[i] + theirs[i] if edge_rows else near[i]
                         if dot:
-                            if edge_rows:
-                                keys[at] += theirs[at]
-                                near[at] += theirs[at]
-                            term += own[i] * keys[at]
+                            term += own[i] * x
                         else:
-                            x = own[i] + near[at]
-                            if edge_rows:
-                                x += theirs[at]
-                            term += weights[i] * (x * slope_at(x, factor))
+                            x += own[i]
+                            term += at_x[i] * x
+                            term += at_size[i] * abs(x)
                     term = total(term)
                     shares[u] = term * factor if dot else term
-                if first + u >= stop:
+                if np.int32(first + u) > last or length == 0:
                     shares[u] = lowest
                 above = larger(above, shares[u])
             shift = above if above > lowest else zero
@@ -147,19 +186,23 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
             for i in range(size):
                 held[i] *= rescale
             for u in range(unroll):
-                if first + u < stop:
-                    share = exp(shares[u] - shift)
-                    denominator += share
-                    if drops:
-                        number = np.int64(ids[first + u] if numbered else first + u)
-                        number = number * n_heads + head
-                        if keep(number, offset, stream, key, threshold):
-                            share *= scale
-                        else:
-                            share = zero
-                    for i in range(size):
-                        held[i] += share * near[u * size + i]
-            first += unroll
+                share = exp(shares[u] - shift)
+                denominator += share
+                if drops:
+                    at = np.int64(min(np.int32(first + u), last))
+                    number = element(ids, ids_at, at) if numbered else start + at
+                    if keep(number * n_heads + head, offset, stream, key, threshold):
+                        share *= scale
+                    else:
+                        share = zero
+                unpack(value_rows, u * n_words, near)
+                if dot and edge_rows:
+                    unpack(edge_rows_near, u * n_words, theirs)
+                for i in range(size):
+                    held[i] += share * (near[i] + theirs[i] if dot and edge_rows else near[i])
+            first = np.int32(first + unroll)
+        if not live:
+            return
         shift = top if top > lowest else zero
         if item < n_pieces:
             put_sums(sums, piece * n_features, held)
@@ -168,7 +211,7 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
             return
         inverse = one / denominator if denominator != zero else zero
         for i in range(size):
-            held[i] *= inverse
+            held[i] = held[i] * inverse if denominator != zero else zero
         put(out, unit * n_features, held)
         if cuda.threadIdx.x == 0:
             lse[unit] = shift + math.log(denominator) if denominator != zero else lowest

@@ -24,7 +24,7 @@ def dots(dtype: np.dtype, plan: Plan, gated: bool, both: bool, numbered: bool):
     at the sum of the keys.
     """
     _, scalar, _, store_one, _ = access(dtype, wide=False)
-    begin, fetch, _, _, total = heads_of(dtype, plan)
+    begin, fetch, _, _, total, _ = heads_of(dtype, plan)
     (n_heads, n_features), slope_at = plan[:2], leaky(scalar)
     n_rows = 1 + (gated and both)
     size, unroll = plan.kept, plan.unroll(n_rows, dtype)
@@ -80,7 +80,7 @@ def gated_sums(dtype: np.dtype, plan: Plan, numbered: bool):
     Of pieces of long rows it leaves the sums in ``sums``.
     """
     _, scalar, load_one, _, _ = access(dtype, wide=False)
-    begin, fetch, put, put_sums, _ = heads_of(dtype, plan)
+    begin, fetch, put, put_sums, *_ = heads_of(dtype, plan)
     (n_heads, n_features), slope_at = plan[:2], leaky(scalar)
     size, unroll = plan.kept, plan.unroll(1, dtype)
     n_near, zero = unroll * size, scalar(0)
@@ -240,7 +240,7 @@ def softmax_gradient(dtype: np.dtype, plan: Plan, numbered: bool):
 def head_dots(dtype: np.dtype, plan: Plan):
     """Return the kernel of the inner products of nodes' heads with two vectors of each head."""
     _, scalar, _, _, _ = access(dtype, wide=False)
-    begin, fetch, _, _, total = heads_of(dtype, plan)
+    begin, fetch, _, _, _, total = heads_of(dtype, plan)
     (n_heads, n_features), size, zero = plan[:2], plan.kept, scalar(0)
 
     @bounded(plan.threads)
@@ -277,7 +277,7 @@ def head_sums(dtype: np.dtype, plan: Plan):
     the second.
     """
     _, scalar, _, _, _ = access(dtype, wide=False)
-    begin, fetch, _, put_sums, _ = heads_of(dtype, plan)
+    begin, fetch, _, put_sums, *_ = heads_of(dtype, plan)
     (n_heads, n_features), size, items = plan[:2], plan.kept, plan.items
     zero = scalar(0)
 

@@ -12,16 +12,19 @@ Only kernel files import this module: it imports numba.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rtxarr._device import _SIMULATING, cuda
+from rtxarr._device import _SIMULATING, cuda, intrinsic, types
+from rtxarr.kernels._arithmetic import arithmetic
 from rtxarr.kernels._philox_cuda import _core
 from rtxarr.kernels._rows import add, group_reduce, window
-from rtxarr.kernels._vector import access
+from rtxarr.kernels._vector import access, by_address, packed
 
 _THREADS = 128
+_WARP = 32
 _MOST_ITEMS = 64  # of a block: the hardware's limit along z
 _MOST_KEPT = 16  # registers of 4 bytes for the features of one head that a thread may hold
 
@@ -93,7 +96,11 @@ def _plan(n_heads, n_features, width, chunks, lanes):
     if _SIMULATING:  # its barriers are for whole blocks
         return Plan(n_heads, n_features, width, chunks, lanes, 1, 1)
     heads = max(1, min(n_heads, _THREADS // lanes))
-    items = min(_MOST_ITEMS, _THREADS // (lanes * heads))
+    unit = _WARP // math.gcd(_WARP, lanes * heads)  # items of whole warps
+    items = min(_MOST_ITEMS, _THREADS // (lanes * heads)) // unit * unit
+    if not items:
+        heads = 1 << (heads - 1).bit_length()
+        items = _THREADS // (lanes * heads)
     return Plan(n_heads, n_features, width, chunks, lanes, heads, items)
 
 
@@ -113,6 +120,8 @@ class Heads(NamedTuple):
         The same into an array of the type that sums are kept in.
     total : device function
         ``total(value)`` adds up a number of each thread of the head: :func:`combine`.
+    total_together : device function
+        The same, called by all threads of the warp at once.
     """
 
     begin: Any
@@ -120,6 +129,7 @@ class Heads(NamedTuple):
     put: Any
     put_sums: Any
     total: Any
+    total_together: Any
 
 
 @functools.cache
@@ -159,14 +169,16 @@ def heads_of(dtype: np.dtype, plan: Plan) -> Heads:
             if exact or j < n_features:
                 store_sums(array, first + j, neighbours(kept, k * width))
 
-    return Heads(begin, fetch, put, put_sums, combine(add, scalar, plan))
+    totals = (combine(add, scalar, plan, together=together) for together in (False, True))
+    return Heads(begin, fetch, put, put_sums, *totals)
 
 
 @functools.cache
-def combine(operation: Any, scalar: type, plan: Plan):
+def combine(operation: Any, scalar: type, plan: Plan, *, together: bool = False):
     """Return the device function that combines a number of each thread of a head.
 
-    All threads of the head call it, and all get the same bits.
+    All threads of the head call it, and all get the same bits. ``together``: so do all threads of
+    the warp that have not ended, which takes a third of the instructions.
     """
     lanes, heads = plan.lanes, plan.heads
     if lanes == 1:
@@ -174,13 +186,16 @@ def combine(operation: Any, scalar: type, plan: Plan):
     if _SIMULATING:
         reduce = group_reduce(operation, scalar, lanes, 1)
         return lambda value: reduce(value, 0)
-    half, all_of_head = lanes >> 1, (1 << lanes) - 1
+    half, all_of_head, every_thread = lanes >> 1, (1 << lanes) - 1, 0xFFFFFFFF
+    together = together or lanes == _WARP
 
     @cuda.jit(device=True)
     def combined(value):
         # The heads of a warp have edges of their own: only the threads of this one take part.
-        thread = (cuda.threadIdx.z * heads + cuda.threadIdx.y) * lanes + cuda.threadIdx.x
-        members = all_of_head if lanes == 32 else all_of_head << (thread & (32 - lanes))
+        members = every_thread
+        if not together:
+            thread = (cuda.threadIdx.z * heads + cuda.threadIdx.y) * lanes + cuda.threadIdx.x
+            members = all_of_head << (thread & (32 - lanes))
         mask = half
         while mask > 0:
             value = operation(value, cuda.shfl_xor_sync(members, value, mask))
@@ -188,6 +203,178 @@ def combine(operation: Any, scalar: type, plan: Plan):
         return value
 
     return combined
+
+
+# ------------------------------------------------------- what the nodes at the ends of edges have
+
+if _SIMULATING:
+
+    def place_of(array, offset):
+        return offset
+
+    def element(array, place, offset):
+        return array[place + offset]
+
+else:
+    from llvmlite import ir  # type: ignore[import-untyped]
+
+    from rtxarr.kernels._vector import _address_of as place_of
+
+    @intrinsic  # type: ignore[misc]
+    def element(typingctx, array, place, offset):
+        """Give an element of ``array`` by how many lie between it and the one at ``place``."""
+
+        def codegen(context, builder, signature, args):
+            kind = context.get_data_type(array.dtype)
+            size = context.get_abi_sizeof(kind)
+            offset = builder.mul(args[2], ir.Constant(args[2].type, size))
+            pointer = builder.inttoptr(builder.add(args[1], offset), kind.as_pointer(1))
+            return builder.load(pointer, align=size)
+
+        return array.dtype(array, place, offset), codegen
+
+    @intrinsic  # type: ignore[misc]
+    def load_words(typingctx, address):
+        """Give the four words at an address that is a multiple of 16."""
+        signature = types.UniTuple(types.uint32, 4)(types.int64)
+
+        def codegen(context, builder, signature, args):
+            kind = ir.VectorType(ir.IntType(32), 4)
+            value = builder.load(builder.inttoptr(args[0], kind.as_pointer(1)), align=16)
+            words = [builder.extract_element(value, ir.Constant(kind.element, i)) for i in range(4)]
+            return context.make_tuple(builder, signature.return_type, words)
+
+        return signature, codegen
+
+
+class Near(NamedTuple):
+    """Device functions that read what nodes have of one head, whatever node comes next.
+
+    A thread keeps its part of a head as it lies in memory, in ``n_words`` registers, until the
+    numbers are needed.
+
+    Attributes
+    ----------
+    n_words, word : int, type
+        Registers of a part, and their NumPy type.
+    place : device function
+        ``place(array, head)`` gives where this thread's part of the head of node 0 begins.
+    fetch : device function
+        ``fetch(array, place, node, words, at)`` reads that of a node into
+        ``words[at:at + n_words]``.
+    unpack : device function
+        ``unpack(words, at, kept)`` gives its ``plan.kept`` numbers.
+    pair : device function
+        ``pair(array, place, node)`` gives two numbers; ``place_of(array, 2 * head)`` is those of
+        node 0.
+    """
+
+    n_words: int
+    word: Any
+    place: Any
+    fetch: Any
+    unpack: Any
+    pair: Any
+
+
+@functools.cache
+def near_of(dtype: np.dtype, plan: Plan) -> Near:
+    """Return how the threads of ``plan`` read heads of nodes with the fewest instructions."""
+    scalar = access(dtype, wide=False).scalar
+    n_heads, n_features, width, chunks, lanes = plan[:5]
+    size, n_row = plan.kept, n_heads * n_features
+    if _SIMULATING:
+        fetch_at = heads_of(dtype, plan).fetch
+
+        def copy(words, at, kept):
+            kept[:] = words[at : at + size]
+
+        def pair_at(array, place, node):
+            return array[place + 2 * n_heads * node], array[place + 2 * n_heads * node + 1]
+
+        return Near(
+            size,
+            scalar,
+            lambda array, head: head * n_features,
+            lambda array, place, node, kept, at: fetch_at(array, place + node * n_row, kept, at),
+            copy,
+            pair_at,
+        )
+    n_bytes, load, _ = by_address(dtype, width)
+    pair_bytes, load_pair, _ = by_address(scalar, 2)
+    row_bytes, pair_bytes = np.int64(n_row * n_bytes), np.int64(2 * n_heads * pair_bytes)
+    exact, piece_bytes = n_features == plan.kept * lanes, width * n_bytes
+    each, word, _, numbers = packed(dtype, wide=width > 1)
+    per_word, nothing = width // each, word(0)
+    load = load_words if per_word > 1 else load
+
+    @cuda.jit(device=True)
+    def place(array, head):
+        return place_of(array, head * n_features + np.int64(cuda.threadIdx.x * width))
+
+    @cuda.jit(device=True)
+    def fetch(array, place, node, words, at):
+        for k in range(chunks):
+            j = (k * lanes + cuda.threadIdx.x) * width
+            inside = exact or j < n_features
+            # No branch around a load, so that those of several edges are under way together.
+            further = k * lanes * piece_bytes if inside else -cuda.threadIdx.x * piece_bytes
+            values = load(place + np.int64(node) * row_bytes + further)
+            for i in range(each):
+                words[at + k * each + i] = values[i] if inside else nothing
+
+    @cuda.jit(device=True)
+    def unpack(words, at, kept):
+        for k in range(chunks * each):
+            values = numbers(words[at + k])
+            for i in range(per_word):
+                kept[k * per_word + i] = values[i]
+
+    @cuda.jit(device=True)
+    def pair(array, place, node):
+        return load_pair(place + np.int64(node) * pair_bytes)
+
+    return Near(chunks * each, word, place, fetch, unpack, pair)
+
+
+@functools.cache
+def widest(plan: Plan):
+    """Return the device function that gives the largest int32 of the warp, where items share one.
+
+    All threads of the warp call it.
+    """
+    shared = plan.lanes * plan.heads
+    if _SIMULATING or shared % _WARP == 0:
+        return cuda.jit(device=True)(lambda n: n)
+    nearest = shared if shared & (shared - 1) == 0 else plan.lanes
+
+    @cuda.jit(device=True)
+    def largest(n):
+        mask = 16
+        while mask >= nearest:
+            n = max(n, cuda.shfl_xor_sync(0xFFFFFFFF, n, mask))
+            mask >>= 1
+        return n
+
+    return largest
+
+
+@functools.cache
+def exponential(dtype: np.dtype):
+    """Return the device function ``exp(x)``, but for float64 the hardware's."""
+    if _SIMULATING or dtype == np.float64:
+        return arithmetic(dtype).exp
+    if dtype != np.float16:
+        return cuda.libdevice.fast_expf
+    from rtxarr.kernels._vector import two_to
+
+    to_two = np.float32(math.log2(math.e))
+
+    @cuda.jit(device=True)
+    def exp(x):
+        return two_to(x * to_two)  # zero for numbers that float16 has not
+
+    return exp
 
 
 @functools.cache

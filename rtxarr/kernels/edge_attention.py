@@ -9,7 +9,7 @@ import numpy as np
 from rtxarr._device import constant, launch, namespace, runs_kernels
 from rtxarr.dtypes import accumulator, is_half
 from rtxarr.kernels.dropout import threshold
-from rtxarr.kernels.segment import can_be_wide, row_by_row
+from rtxarr.kernels.segment import can_be_wide, column_sums, row_by_row
 
 __all__ = ["Edges", "Scores", "attend", "attend_gradient", "fits"]
 
@@ -201,7 +201,9 @@ def attend_gradient(
     )  # fmt: skip
     if of_dst is not None:
         join_sums(xp, edges, sums, of_dst)
-    of_vector = xp.reshape(xp.sum(parts, axis=0), (n_heads, n_features)) if kind == "mlp" else None
+    of_vector = None
+    if kind == "mlp":
+        of_vector = xp.reshape(column_sums(parts), (n_heads, n_features))
 
     given = given.over(turned)
     vectors = given.arrays[3:4] * 2 if projections is None else map(row_by_row, projections)
@@ -239,7 +241,8 @@ class _Given:
         drops = place is not None
         numbered = edges.ids is not None and (drops or edge is not None)
         nodes = src is not None or dst is not None
-        self.variant = Variant(kind, nodes, edge is not None, numbered, drops)
+        far = edges.indices.dtype != np.int32
+        self.variant = Variant(kind, nodes, edge is not None, numbered, drops, far)
         self.ids = edges.ids if numbered else edges.indptr
         # What is left out is not read; any array of its type will do.
         alike = xp.empty(0, dtype=scalar) if kind == "additive" else flat

@@ -9,7 +9,7 @@ import numpy as np
 from rtxarr._device import _SIMULATING, launch, namespace, runs_kernels
 from rtxarr.dtypes import accumulator, is_half
 from rtxarr.kernels.edge_attention import Edges, fits, join_sums, join_tops, pieces
-from rtxarr.kernels.segment import can_be_wide, row_by_row
+from rtxarr.kernels.segment import can_be_wide, column_sums, row_by_row
 
 __all__ = [
     "edge_dot",
@@ -221,7 +221,7 @@ def head_sums(x: Any, first: Any, second: Any) -> tuple[Any, Any]:
         (flat, *weights, parts.reshape(-1), n_nodes),
         block=plan.block,
     )
-    both = xp.sum(parts, axis=0)
+    both = xp.reshape(column_sums(xp.reshape(parts, (parts.shape[0], -1))), parts.shape[1:])
     return both[0], both[1]
 
 

@@ -8,17 +8,19 @@ from typing import Any
 import numpy as np
 
 from rtxarr._checks import check_range
-from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr._device import constant, launch, namespace, runs_kernels
 from rtxarr._override import overridable
 from rtxarr.dtypes import accumulator, iinfo, is_floating, is_half, is_inexact, isdtype
 
-__all__ = ["segment_reduce", "spread"]
+__all__ = ["column_sums", "segment_reduce", "spread"]
 
 _OPS = ("sum", "mean", "max", "min")
 
 # Rows that one group of threads adds up alone. A longer segment is cut into chunks of so many rows,
 # counted from its own start, so its bits do not depend on what else is in the batch.
 _CHUNK = 1024
+# Of the rows of one array, as many partial sums in the first pass; and what is joined at once.
+_PARTS, _JOINED = 8192, 512
 
 
 @overridable
@@ -151,6 +153,51 @@ def _reduce_gpu(
         grid = -(-slots // JOIN_BLOCK[0]), -(-n_features // JOIN_BLOCK[0])
         launch(join, grid, (indptr, partial, out, n_features, chunk), block=JOIN_BLOCK)
     return xp.reshape(out, shape)
+
+
+def column_sums(values: Any) -> Any:
+    """Add up the rows of an array where kernels run, at the speed of memory however many there are.
+
+    Parameters
+    ----------
+    values : array of a floating type, shape (n_rows, n_features)
+
+    Returns
+    -------
+    array of float32 for half types, else of their dtype, shape (n_features,)
+        Summed in a fixed order.
+    """
+    from rtxarr.kernels._segment_cuda import JOIN_BLOCK, kernels
+
+    xp, scalar = namespace(values), accumulator(values.dtype)
+    n_rows, n_features = values.shape
+    if n_rows < 2 or n_features == 0:
+        return xp.sum(xp.astype(values, scalar, copy=False), axis=0)
+    flat = row_by_row(values)
+    while n_rows > _JOINED or flat.dtype != scalar:
+        each = max(min(32, n_rows - 1), n_rows // _PARTS)
+        n_parts = -(-n_rows // each)
+        partial = xp.empty(n_parts * n_features, dtype=scalar)
+        width = {2: 8, 4: 4}[flat.dtype.itemsize] if can_be_wide(flat, n_features) else 1
+        _, chunks, _ = kernels("sum", flat.dtype, width > 1, False)
+        pointers, block = _pointers(values, n_rows), row_block(n_features, width)
+        arguments = (flat, pointers, pointers, partial, n_features, each)
+        launch(chunks, -(-n_parts // block[1]), arguments, block=block)
+        flat, n_rows = partial, n_parts
+    out = xp.empty(n_features, dtype=scalar)
+    _, _, join = kernels("sum", scalar, False, False)
+    grid = 1, -(-n_features // JOIN_BLOCK[0])  # the first block alone has a segment to join
+    launch(join, grid, (_pointers(values, n_rows), flat, out, n_features, 1), block=JOIN_BLOCK)
+    return out
+
+
+def _pointers(like: Any, n_rows: int) -> Any:
+    """Give the pointers of one segment with all rows."""
+    return constant(like, _ends, n_rows, dtype=np.int64)
+
+
+def _ends(n_rows: int) -> list[int]:
+    return [0, n_rows]
 
 
 def row_block(n_features: int, width: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from rtxarr._override import overridable
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import is_half
+from rtxarr.kernels.segment import column_sums
 from rtxarr.libs.blas import try_matmul
 from rtxarr.ops._check import check_floating, check_index
 from rtxarr.ops._elementwise import where
@@ -87,8 +88,7 @@ def _column_sums(g):
         # CuPy would first write it all out as float32.
         ones = constant(g, np.ones, g.shape[0], dtype=g.dtype)
         out = try_matmul(ones, g, dtype=np.dtype("float32") if is_half(g.dtype) else None)
-        if out is not None:
-            return out
+        return column_sums(g) if out is None else out
     return sum(widen(g), axis=0)
 
 

@@ -355,7 +355,7 @@ def fp8_cases():
     from rtxarr.kernels._fp8_cuda import advance, quantize
 
     single = ("float32", 1, "C")
-    rest = (("int32", 1, "C"), *("int64",) * 3)
+    rest = (("int32", 1, "C"), "int64", "int64", "uint32")
     # Each of the three devices that a kernel is compiled for gets some of these.
     for name, converts, wide, turned, kind in itertools.product(
         ("float32", "float16", "bfloat16"),
@@ -698,7 +698,8 @@ CASES = {
 COMPUTE_IN_FLOAT64 = ("normal32", "exponential32")
 
 # The widest heads, the most frequencies and sums of wide rows, on the oldest device: 20 bytes.
-MAY_SPILL = ("by-destinations-bfloat16-512-Variant(kind='mlp'", "forward-16", "forward-32")
+_WIDEST = "bfloat16-512-Variant(kind='mlp'"
+MAY_SPILL = (f"by-destinations-{_WIDEST}", f"by-sources-{_WIDEST}", "forward-16", "forward-32")
 MAY_SPILL += ("backward-1024-float32",)
 
 
@@ -789,7 +790,7 @@ def test_heads_are_read_16_bytes_at_a_time(cases):
     for title, kernel, signature in cases():
         if "-32-" in title and "additive" in title:
             ptx = _compile.compile_ptx(kernel, signature, (9, 0))[1]
-            loads = re.findall(r"ld\.global\.nc\.v4\.[bf]32", ptx)
+            loads = re.findall(r"ld\.global\.v4\.[uf]32", ptx)
             assert len(loads) >= 4, title  # those of four edges are under way together
             assert "st.global.v4" in ptx or title.startswith("by-destinations"), title
 
