@@ -71,6 +71,28 @@ def n_swaps() -> int:
     return _n_swaps
 
 
+_n_watching = 0  # who look at the calls of kernels, which replays make without the host
+_watching = threading.Lock()
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[None]:
+    """Let loops of programs call their kernels from the host, in all threads."""
+    global _n_watching
+    with _watching:
+        _n_watching += 1
+    try:
+        yield
+    finally:
+        with _watching:
+            _n_watching -= 1
+
+
+def is_watched() -> bool:
+    """Tell whether the host is to call kernels that it could replay."""
+    return _n_watching > 0
+
+
 def from_host(make: Callable[[], np.ndarray]) -> Any:
     """Return what ``make()`` gives, on the current GPU; in a captured step, at each replay.
 

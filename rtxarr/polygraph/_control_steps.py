@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._replay import kept_resources, n_swaps, recorder
+from rtxarr._replay import is_watched, kept_resources, n_swaps, recorder
 from rtxarr.autograd import _conditional
 from rtxarr.autograd._capture_errors import CaptureError
 from rtxarr.kernels.transpose import contiguous
@@ -23,8 +23,8 @@ from rtxarr.polygraph._ir import Graph, Node
 from rtxarr.polygraph._ir import make as make_node
 
 MOST_CAPTURED_BYTES = 16 << 20  # of a loop's arrays: a round over more takes longer than waiting
-# Steps of a scan that are recorded one after the other. To let the GPU count takes 12 us a step more
-# in each replay (on an H200), and 40 us a step less to record.
+# Steps of a scan that are recorded one after the other. To let the GPU count takes 12 us a step
+# more in each replay (on an H200), and 40 us a step less to record.
 MOST_RECORDED = 1 << 15
 
 
@@ -161,6 +161,7 @@ class _Loop:
             and _device.is_device_array(operands[0])
             and recorder() is None
             and kept_resources() is None
+            and not is_watched()
             and _conditional.is_available()
             and sum(x.nbytes for x in operands) <= MOST_CAPTURED_BYTES
         )

@@ -339,7 +339,8 @@ def patch(
     if not named:
         known = ", ".join(dict.fromkeys(s.name for s in slots)) or "none: call it first"
         raise ValueError(f"kernel must be one of the program's ({known}), got {kernel!r}")
-    slot, cases = _recorded(target, named, calls, timeout)
+    with _replay.watching():
+        slot, cases = _recorded(target, named, calls, timeout)
     with _lock:
         if slot.is_busy:
             raise RuntimeError(f"another patch of {kernel} is being checked")

@@ -13,7 +13,7 @@ import rtxarr as rx
 from rtxarr import _device, _replay, optim
 from rtxarr.autograd import CaptureError, _capture_errors, _conditional
 from rtxarr.autograd._witness import Witness
-from rtxarr.polygraph import _control_steps, _explain, cond, scan, while_loop
+from rtxarr.polygraph import _control_steps, _explain, cond, patch, scan, while_loop
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._backends import Interpreted
 from rtxarr.polygraph._program import Program
@@ -493,6 +493,9 @@ def test_small_loops_of_programs_are_captured_for_themselves(gpu, monkeypatch):
     loop, call = doubled(2)
     assert call() == [16.0, 16.0]
     assert captured == [loop.run]
+    with _replay.watching():
+        assert doubled(2)[1]() == [16.0, 16.0]
+    assert len(captured) == 1
     loop, call = doubled(3)
     assert call() == [16.0, 16.0]
     assert loop._captured is False
@@ -964,6 +967,26 @@ def test_gpu_many_captures_leak_nothing(cupy):
     used = held()
     work()
     assert held() == used
+
+
+@on_gpu
+def test_gpu_kernels_of_a_captured_loop_are_patched(cupy):
+    f = rx.fuse(lambda x: while_loop(lambda s: s[0] < 100, lambda s: s * 3, x))
+    x = cupy.asarray([1.0, 2.0])
+    for _ in range(3):
+        assert on_host(f(x)).tolist() == [243, 486]
+    (program,) = (m.program for found in f._programs.values() for m in found)
+    body = program.parts[1]
+
+    def kernel(x, three, out):
+        cupy.multiply(x, three, out=out)
+
+    (name,) = (step.name for step in body.steps if step.loops is not None)
+    done = patch(body, name, kernel, max_slowdown=None, calls=[(x,)])
+    for _ in range(3):
+        assert on_host(f(x)).tolist() == [243, 486]
+    done.rollback()
+    assert on_host(f(x)).tolist() == [243, 486]
 
 
 @on_gpu
