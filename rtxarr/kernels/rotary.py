@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr._device import empty, launch_planned, namespace, runs_kernels
 from rtxarr.dtypes import accumulator, is_half
-from rtxarr.kernels.segment import can_be_wide, row_by_row
+from rtxarr.kernels._dense import packed
+from rtxarr.kernels.multi_tensor import contiguous
+from rtxarr.kernels.segment import can_be_wide
 
 __all__ = ["fits", "rotate"]
 
@@ -42,34 +44,39 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool, inverse: bool) -> A
     array, shape and dtype of ``x``
         In the memory order of ``x`` if the last axis is the innermost one, else row by row.
     """
+    order, scalar = None, accumulator(x.dtype)
+    if not contiguous(x):
+        order = _memory_order(x)
+        x = packed(x.transpose(order))
+    cos, sin, inner, period = _angles((cos, sin), x.shape, order, scalar)
+    out = empty(x, x.shape, x.dtype)
+    length, half = x.shape[-1], cos.shape[-1]
+    # Rows with the same angles: neighbours, or else every ``period``-th.
+    n_rows = x.size // length
+    apart, count = (1, inner) if inner > 1 else (period, n_rows // period)
+    bases = n_rows // count
+    sizes = length, half, bases, count if inner > 1 else 1, apart, count, period
+    sign = scalar.type(-1 if inverse else 1)
+    launch_planned(_plan, (interleaved, bases, count), (x, cos, sin, out, *sizes, sign))
+    return out if order is None else out.transpose(tuple(int(i) for i in np.argsort(order)))
+
+
+def _plan(options, args):
+    """Choose the kernel, the blocks and the block."""
     from rtxarr.kernels._rotary_cuda import THREADS, kernel
 
-    xp = namespace(x, cos, sin)
-    order = _memory_order(x)
-    x = x.transpose(order)
-    length, half, scalar = x.shape[-1], cos.shape[-1], accumulator(x.dtype)
-    out = xp.empty(x.shape, dtype=x.dtype)
-    flat, target = row_by_row(x), xp.reshape(out, (-1,))
-    cos, sin, inner, period = _angles(xp, (cos, sin), x.shape, order, scalar)
+    interleaved, bases, count = options
+    x, cos, sin = args[:3]
+    length, half = x.shape[-1], cos.shape[-1]
     # Every piece that a thread takes must begin at a multiple of 16 bytes.
     pairs = half if not interleaved else 2 * half
-    wide = all(can_be_wide(flat, n) for n in (length, pairs)) and _aligned(cos, sin)
+    wide = all(can_be_wide(x, n) for n in (length, pairs)) and _aligned(cos, sin)
     width = 16 // x.dtype.itemsize if wide else 1
     items = -(-length // max(width, 2)) if interleaved else (length - half) // width
-    n_rows = flat.size // length
-    # Rows with the same angles: neighbours, or else every ``period``-th.
-    apart, count = (1, inner) if inner > 1 else (period, n_rows // period)
-    bases, rows = n_rows // count, min(_ROWS, 1 << count.bit_length() - 1)
+    rows = min(_ROWS, 1 << count.bit_length() - 1)
     block = min(items, THREADS), max(1, THREADS // items)
-    n_chunks = bases * -(-count // rows)
-    sizes = length, half, bases, count if inner > 1 else 1, apart, count, period
-    launch(
-        kernel(x.dtype, wide, interleaved, rows),
-        (-(-n_chunks // block[1]), -(-items // block[0])),
-        (flat, cos, sin, target, *sizes, scalar.type(-1 if inverse else 1)),
-        block=block,
-    )
-    return out.transpose(tuple(int(i) for i in np.argsort(order)))
+    grid = -(-(bases * -(-count // rows)) // block[1]), -(-items // block[0])
+    return kernel(x.dtype, wide, interleaved, rows), grid, block
 
 
 def _aligned(*arrays: Any) -> bool:
@@ -83,9 +90,17 @@ def _memory_order(x: Any) -> tuple[int, ...]:
     return order if x.transpose(order).flags.c_contiguous else tuple(range(x.ndim))
 
 
-def _angles(xp: Any, angles: tuple, shape: tuple, order: tuple, dtype: Any) -> tuple:
-    """Give the flat cosines and sines, and which of their rows turns which row of the array."""
-    found = []
+def _angles(angles: tuple, shape: tuple, order: tuple | None, dtype: Any) -> tuple:
+    """Give packed cosines and sines, and which of their rows turns which row of the array.
+
+    ``order``: of the axes of the array, which has got ``shape`` by it; None if they were in order.
+    """
+    cos, sin = angles
+    own = cos.shape[:-1]
+    if order is None and cos.dtype == sin.dtype == dtype and own == sin.shape[:-1]:
+        if own == shape[len(shape) - cos.ndim : -1]:  # the usual case, at little cost
+            return packed(cos), packed(sin), 1, math.prod(own)
+    xp, order, found = namespace(*angles), order or tuple(range(len(shape))), []
     for a in angles:
         a = xp.reshape(a, (1,) * (len(shape) - a.ndim) + tuple(a.shape)).transpose(order)
         found.append(xp.astype(a, dtype, copy=False))
@@ -101,4 +116,4 @@ def _angles(xp: Any, angles: tuple, shape: tuple, order: tuple, dtype: Any) -> t
         full = (*shape[:-1], found[0].shape[-1])
         found = [xp.broadcast_to(a, full) for a in found]
         inner, period = 1, math.prod(shape[:-1])
-    return *(row_by_row(a) for a in found), max(1, inner), max(1, period)
+    return *(packed(a) for a in found), max(1, inner), max(1, period)
