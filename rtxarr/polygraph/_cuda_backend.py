@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import math
 import os
 import struct
 import threading
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr.polygraph import _cache
+from rtxarr.polygraph import _cache, _gpu_memory
 from rtxarr.polygraph._ir import Graph, Node
 from rtxarr.polygraph._lanes import Lanes
 from rtxarr.polygraph._loops import Loops
@@ -65,6 +66,10 @@ class CudaBackend:
     def empty(self) -> Callable:
         """Makes an uninitialized array of a shape and dtype."""
         return self.gpu.empty
+
+    def new(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any] | None:
+        """Return what gives small uninitialized arrays of one kind; None for large ones."""
+        return self.gpu.new(shape, dtype)
 
     def fuses(self, op: str, dtype: Any) -> bool:
         """Tell whether a map, cast or reduction of values of ``dtype`` can be in a kernel."""
@@ -153,6 +158,13 @@ class Gpu:
         self.start = cupy.cuda.driver.launchKernel
         self.empty = cupy.ndarray
         self.scratch = cupy.cuda.alloc
+
+    def new(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any] | None:
+        """Return what gives small uninitialized arrays of one kind; None for large ones."""
+        if math.prod(shape) * np.dtype(dtype).itemsize > _gpu_memory.MOST:
+            return None
+        device, stream = self.current_device, self.current_stream
+        return _gpu_memory.keeping(self.empty, shape, dtype, lambda: (device(), stream().ptr))
 
     def capability(self, device_id: int) -> tuple[int, int]:
         """Return the compute capability, such as (9, 0)."""

@@ -223,14 +223,20 @@ class Program:
                     if node in self.in_place:
                         self._names[node] = f"x{self.in_place[node]}"
                     else:
-                        dtype = self._refer(f"{node.dtype}", node.dtype)
-                        lines.append(f"{self._name(node)} = empty({node.shape}, {dtype})")
+                        lines.append(f"{self._name(node)} = {self._empty(node)}")
                     arguments.append(self._name(node))
                 lines.append(f"{step.name}({', '.join(arguments)})")
             dead = [n for n in (*step.sources, *step.results) if last[n] == i and n not in kept]
             dead = [n for n in dict.fromkeys(dead) if n.op not in ("constant", "iota")]
             body.append((lines, [self._name(n) for n in dead] if i + 1 < len(self.steps) else []))
         return body
+
+    def _empty(self, node: Node) -> str:
+        """Return the text of a new array."""
+        new = getattr(self.backend, "new", lambda *kind: None)(node.shape, node.dtype)
+        if new is None:
+            return f"empty({node.shape}, {self._refer(f'{node.dtype}', node.dtype)})"
+        return f"{self._refer('new', new)}()  # {node.dtype} {node.shape}"
 
     def _used_once(self) -> set[Node]:
         """Return what kernels store for one step alone: nobody needs it when that has run."""

@@ -1,0 +1,56 @@
+"""Small results on a GPU, used again: making an array takes as long as starting a kernel.
+
+For each thread the array that a kernel wrote last is kept, and is what it writes next if nobody
+else has it by then. That is what a memory pool does, with the array itself beside its memory.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rtxarr._replay import recorder
+
+MOST = 1 << 18  # bytes of an array; larger ones are left to the pool
+
+
+def keeping(
+    empty: Callable, shape: tuple[int, ...], dtype: Any, place: Callable[[], Any]
+) -> Callable[[], Any]:
+    """Return a function that gives arrays that hold anything.
+
+    Parameters
+    ----------
+    empty : callable
+        Makes a CuPy array of a shape and dtype.
+    shape : tuple of int
+    dtype : dtype
+    place : callable
+        Gives the device and stream that are current: only there an array is given again.
+    """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():  # references are counted elsewhere
+        return lambda: empty(shape, dtype)
+    thread = threading.local()
+
+    def count() -> tuple[int, int]:
+        x, memory = thread.kept
+        return sys.getrefcount(x), sys.getrefcount(memory)
+
+    def new() -> Any:
+        if recorder() is not None:  # of a captured graph, whose memory is its own
+            return empty(shape, dtype)
+        now = place()
+        try:
+            if count() == thread.alone and now == thread.place:
+                return thread.kept[0]
+        except AttributeError:
+            pass
+        x = empty(shape, dtype)
+        thread.kept, thread.place = (x, x.data.mem), now
+        del x
+        thread.alone = count()
+        return thread.kept[0]
+
+    return new
