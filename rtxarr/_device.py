@@ -138,7 +138,7 @@ def constant(like: Any, make: Any, *key: Any, dtype: Any = None) -> Any:
     """Return the NumPy array ``make(*key)`` where ``like`` is; on a GPU the same one each time.
 
     For what depends on shapes and options alone. A captured step finds it there from the eager
-    call before: a graph cannot copy from the host.
+    call before, or copies it beside what is recorded: a graph cannot copy from the host.
     """
     if not is_device_array(like):
         return namespace(like).asarray(make(*key), dtype=dtype)
@@ -153,10 +153,16 @@ def constant(like: Any, make: Any, *key: Any, dtype: Any = None) -> Any:
 
 @functools.lru_cache(maxsize=512)
 def _on_gpu(device_id: int, make: Any, key: tuple, dtype: Any) -> Any:
+    from rtxarr._replay import recorder
+
     cupy = _cupy()
     with cupy.cuda.Device(device_id):
-        found = cupy.asarray(np.asarray(make(*key), dtype=dtype))
-        cupy.cuda.get_current_stream().synchronize()  # it may be used on any stream
+        stream = cupy.cuda.get_current_stream()
+        if recorder() is not None:  # the step that is recorded is not to copy it again
+            stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            found = cupy.asarray(np.asarray(make(*key), dtype=dtype))
+        stream.synchronize()  # it may be used on any stream
     return found
 
 

@@ -189,6 +189,9 @@ def install(monkeypatch):
     real, allocation = _device.is_device_array, _device.allocation_of
     monkeypatch.setattr(_device, "is_device_array", lambda x: isinstance(x, Array) or real(x))
     monkeypatch.setattr(_device, "allocation_of", lambda x: allocation_on_host(x, allocation))
+    monkeypatch.setattr(
+        _device, "constant", lambda like, make, *key, dtype=None: array(make(*key), dtype)
+    )
     monkeypatch.setattr(_device, "full_scalar", lambda like, value, dtype: array(value, dtype))
     cuda = SimpleNamespace(
         Stream=lambda **options: contextlib.nullcontext(),

@@ -743,7 +743,9 @@ def test_gpu_branches_and_loops_in_loops(cupy, make, first):
 
 @on_gpu
 @pytest.mark.parametrize("make", [rx.capture, rx.jit])
-def test_gpu_branches(cupy, make):
+@pytest.mark.parametrize("first", [1, -1], ids=["then", "otherwise"])
+def test_gpu_branches(cupy, make, first):
+    """``first`` is the branch that the eager call takes; the other's plans come later."""
     weight = np.arange(16.0, dtype="float32").reshape(4, 4)
     on_device = rx.asarray(weight, device="cuda:0")
 
@@ -754,10 +756,22 @@ def test_gpu_branches(cupy, make):
         return cond(rx.sum(x) > 0, product, lambda x: (x, rx.max(x)), x)
 
     captured = make(lambda x: step(x, on_device))
-    xs = [sign * np.full((2, 4), 0.25, "float32") for sign in (1, -1)]
+    xs = [sign * np.full((2, 4), 0.25, "float32") for sign in (first, -first)]
     agree(captured, lambda x: step(x, weight), *([x] for x in xs), exact=False)
     if make is rx.capture:
         assert captured.n_captures == 1
+
+
+@on_gpu
+def test_gpu_constants_that_a_capture_needs_first(cupy):
+    def step(x):
+        def shifted(x):
+            return x + _device.constant(x, np.arange, 5, dtype=np.dtype("float32"))
+
+        return cond(rx.sum(x) > 0, shifted, lambda x: x, x)
+
+    _device._on_gpu.cache_clear()
+    agree(rx.capture(step), step, *([np.full(5, v, "float32")] for v in (-1, 1, 2)))
 
 
 @on_gpu
