@@ -465,7 +465,7 @@ def unbroadcast(g, shape):
         extra + i for i, n in enumerate(shape) if n == 1 and g.shape[extra + i] != 1
     )
     if axes:
-        g = ops.sum(g, axis=axes, keepdims=True)
+        g = ops.sum(g, axis=axes, keepdims=len(axes) > extra)
     return g if g.shape == shape else ops.reshape(g, shape)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import empty, launch_planned, namespace
+from rtxarr import _device
+from rtxarr._device import launch_planned, namespace
 from rtxarr.kernels.multi_tensor import contiguous
 
 __all__ = ["map_dense", "memory_order", "packed"]
@@ -45,7 +46,7 @@ def map_dense(
             order = tuple(range(arrays[0].ndim))
         arrays = tuple(packed(x.transpose(order)) for x in arrays)
     first = arrays[0]
-    out = empty(first, first.shape, first.dtype if dtype is None else dtype)
+    out = _device.empty(first, first.shape, first.dtype if dtype is None else dtype)
     launch_planned(_flat, (kernel, options, len(scalars)), (*arrays, out, *scalars))
     return out if order is None else out.transpose(tuple(np.argsort(order)))
 

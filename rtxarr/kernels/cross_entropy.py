@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import empty, launch, launch_planned, namespace, runs_kernels
+from rtxarr import _device
+from rtxarr._device import launch, launch_planned, namespace, runs_kernels
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels import norm
 from rtxarr.kernels._dense import packed
@@ -49,7 +50,7 @@ def soft_cross_entropy(logits: Any, targets: Any) -> Any:
     -------
     array of their dtype, shape (...)
     """
-    out = empty(logits, logits.shape[:-1], logits.dtype)
+    out = _device.empty(logits, logits.shape[:-1], logits.dtype)
     launch_planned(_losses, (), (packed(logits), packed(targets), out, logits.shape[-1]))
     return out
 
@@ -74,7 +75,7 @@ def soft_cross_entropy_gradient(logits: Any, targets: Any, grad: Any) -> Any:
     -------
     array of their dtype, shape (..., n_classes)
     """
-    out = empty(logits, logits.shape, logits.dtype)
+    out = _device.empty(logits, logits.shape, logits.dtype)
     if grad.ndim != 1:  # one axis is read with its stride: that of a mean is 0
         grad = packed(grad)
     given = packed(logits), packed(targets), grad, out, logits.shape[-1]

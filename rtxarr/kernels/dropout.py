@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import empty, launch_planned
+from rtxarr import _device
+from rtxarr._device import launch_planned
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels._dense import packed
 from rtxarr.kernels.norm import fits
@@ -38,7 +39,7 @@ def dropout_add(x: Any, residual: Any, bias: Any, *, place: Any, rate: float) ->
     -------
     array, shape and dtype of ``x``, row by row in memory
     """
-    out = empty(x, x.shape, x.dtype)
+    out = _device.empty(x, x.shape, x.dtype)
     x, residual, bias = (None if a is None else packed(a) for a in (x, residual, bias))
     from_memory = not isinstance(place, tuple)
     launch_planned(

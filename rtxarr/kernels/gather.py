@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rtxarr import _device
 from rtxarr._device import _SIMULATING, launch_planned
-from rtxarr._device import empty as make
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels._dense import _address, packed
 
@@ -72,7 +72,7 @@ def gather_reduce(
     Types may differ, but float64 goes with float64 alone. No index is checked.
     """
     n_rows, n_features = indptr.shape[0] - 1, x.shape[1]
-    out = make(indptr, (n_rows, n_features), x.dtype if dtype is None else dtype)
+    out = _device.empty(indptr, (n_rows, n_features), x.dtype if dtype is None else dtype)
     if not out.size:
         return out
     scalar = accumulator(x.dtype)
@@ -82,7 +82,7 @@ def gather_reduce(
         width = _width(kind, n_heads, x, own, extra, out)
     numbers = n_features, n_heads, n_features // n_heads, scalar.type(empty)
     for level in levels:
-        joined, parts = parts, make(indptr, (level.n_pieces * n_features,), scalar)
+        joined, parts = parts, _device.empty(indptr, (level.n_pieces * n_features,), scalar)
         given = tuple(indptr if a is None else a for a in (order, joined, own, extra))
         options = (kind, end, gathered, order is not None, own is not None, extra is not None)
         arguments = (*level, pointers, *given, out, parts, *numbers)

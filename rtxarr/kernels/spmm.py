@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rtxarr._device import empty, launch_planned, namespace, runs_kernels
+from rtxarr import _device
+from rtxarr._device import launch_planned, namespace, runs_kernels
 from rtxarr._override import overridable
 from rtxarr.kernels._dense import packed
 from rtxarr.kernels.segment import can_be_wide, row_block
@@ -46,12 +47,12 @@ def spmm(
         return namespace(values).empty((n_rows, n_features), dtype=values.dtype)
     if not runs_kernels(values):
         return _spmm_host(values, dense, indptr, indices, order, rows)
-    partial = empty(values, (n_pieces, n_features), values.dtype)
+    partial = _device.empty(values, (n_pieces, n_features), values.dtype)
     given = values, packed(dense), indptr, indices, indices if order is None else order
     launch_planned(_product, (order is not None,), (*given, partial, n_features))
     if rows is None:
         return partial
-    out = empty(values, (n_rows, n_features), values.dtype)
+    out = _device.empty(values, (n_rows, n_features), values.dtype)
     launch_planned(_join, (), (partial, rows, out, n_features))
     return out
 

@@ -8,12 +8,14 @@ import math
 
 import numpy as np
 
+from rtxarr._checks import values_are_checked
 from rtxarr._device import is_device_array, namespace
 from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import result_type
 from rtxarr.kernels import cross_entropy as kernels
+from rtxarr.kernels import small
 from rtxarr.ops._activations import softplus
 from rtxarr.ops._check import check_floating, check_index, check_number
 from rtxarr.ops._elementwise import abs, astype, clip, exp, log, maximum, sqrt, where
@@ -237,6 +239,9 @@ def accuracy(logits, labels, *, axis: int = -1, ignore_index: int | None = None)
     -------
     array of float64, a scalar; not differentiable
     """
+    last = is_device_array(logits) and axis in (-1, logits.ndim - 1)
+    if last and small.fits_accuracy(logits, labels) and not values_are_checked():
+        return small.accuracy(logits, labels, ignore_index)
     logits, labels, kept = _classes_last(logits, labels, axis, ignore_index, "logits")
     xp = namespace(logits, labels)
     right = xp.argmax(logits, axis=-1) == labels

@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 
-from rtxarr._device import namespace, runs_kernels
+from rtxarr._device import is_device_array, namespace, runs_kernels
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.kernels.scan import fits, scan
+from rtxarr.kernels.small import leading_sum
 from rtxarr.ops._check import check_number
 from rtxarr.ops._elementwise import astype, exp, isnan, where
 from rtxarr.ops._half import rounded_once
@@ -77,6 +78,10 @@ def _spread(g, x_shape, axis, keepdims):
 @rounded_once
 def sum(x, /, *, axis=None, dtype=None, keepdims=False):
     """Sum over axes; integers widen to int64."""
+    if dtype is None and is_device_array(x):
+        out = leading_sum(x, axis, keepdims)
+        if out is not None:
+            return out
     return namespace(x).sum(x, axis=axis, dtype=dtype, keepdims=keepdims)
 
 

@@ -1,7 +1,7 @@
 """What the recipes on the Cora citation graph share: 2708 papers, 7 topics, the public split."""
 
 import rtxarr as rx
-from rtxarr import geom
+from rtxarr import geom, nn
 from rtxarr.data import load_cora
 from rtxarr.recipes._recipe import Recipe
 
@@ -34,12 +34,12 @@ class CoraRecipe(Recipe):
         n_words = rx.segment_sum(cora.x_data, cora.x_indptr)
         self.words = cora.x_data / n_words[self.pattern.rows]
         one_hot = rx.one_hot(cora.labels, cora.n_classes, dtype=rx.float32)
-        self.masks, self.targets, self.sizes = {}, {}, {}
+        self.answers, self.targets = {}, {}
         for part in ("train", "val", "test"):
             nodes = getattr(cora, part)
             mask = rx.zeros(cora.n_nodes, dtype=rx.bool)
             mask[nodes] = True
-            self.masks[part], self.sizes[part] = mask, len(nodes)
+            self.answers[part] = rx.where(mask, cora.labels, -1)
             self.targets[part] = one_hot * mask[:, None] / len(nodes)
 
     def train_epoch(self, epoch, progress):
@@ -70,5 +70,4 @@ class CoraRecipe(Recipe):
         return rx.sum(rx.soft_cross_entropy(logits, self.targets[part])), logits
 
     def accuracy(self, part, logits):
-        right = (rx.argmax(logits.data, axis=1) == self.cora.labels) & self.masks[part]
-        return rx.count_nonzero(right) / self.sizes[part]
+        return nn.accuracy(logits.data, self.answers[part], ignore_index=-1)

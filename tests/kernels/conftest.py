@@ -1,6 +1,7 @@
 """With NUMBA_ENABLE_CUDASIM=1 every kernel launch is simulated, so only the tests for that run."""
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,18 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [i for i in items if i not in other]
 
 
+def poisoned(empty):
+    """Give ``empty`` whose arrays hold garbage."""
+
+    def call(*args, **kwargs):
+        out = empty(*args, **kwargs)
+        if out.size:
+            out.reshape(-1).view(np.uint8)[...] = 0xA5
+        return out
+
+    return call
+
+
 @pytest.fixture(
     params=[pytest.param("sim", marks=pytest.mark.sim), pytest.param("gpu", marks=pytest.mark.gpu)]
 )
@@ -26,15 +39,11 @@ def place(request, monkeypatch):
     from rtxarr import _device
 
     place = _device.device("cpu" if request.param == "sim" else "cuda:0")
-    xp = _device._device_namespace(place)
-    empty = xp.empty
-
-    def poisoned(shape, *, dtype=None, **kwargs):
-        out = empty(shape, dtype=dtype, **kwargs)
-        out.view(np.uint8)[...] = 0xA5
-        return out
-
-    monkeypatch.setattr(xp, "empty", poisoned)
+    xp, empty = _device._device_namespace(place), _device.empty
+    monkeypatch.setattr(xp, "empty", poisoned(xp.empty))
+    for name, module in list(sys.modules.items()):  # all that have it by name
+        for key in [k for k, v in vars(module).items() if v is empty] if "rtxarr." in name else ():
+            monkeypatch.setattr(module, key, poisoned(empty))
     return place
 
 

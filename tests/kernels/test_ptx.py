@@ -662,6 +662,20 @@ def edges_cases():
             yield f"softmax-back-{kernel.__name__}-{title}", kernel, signature
 
 
+def small_cases():
+    from rtxarr.kernels._small_cuda import column_sums, share_right
+
+    for name in ("float32", "float64"):
+        values = (name, 1, "C")
+        for width in (1, 8, 32):
+            kernel = column_sums(dtype_of(name), width)
+            yield f"columns-{name}-{width}", kernel, (values, values, "int64", "int64")
+        for ignores in (False, True):
+            for labels in (("int32", 1, "C"), INTEGER_POINTERS):
+                signature = (values, labels, ("float64", 1, "C"), "int64", "int64")
+                yield f"share-{name}-{ignores}", share_right(dtype_of(name), ignores), signature
+
+
 CASES = {
     "_edge_attention_cuda": edge_attention_cases,
     "_edge_attention_back_cuda": edge_attention_back_cases,
@@ -687,6 +701,7 @@ CASES = {
     "_scan_cuda": scan_cases,
     "_segment_cuda": segment_cases,
     "_selection_cuda": selection_cases,
+    "_small_cuda": small_cases,
     "_softmax_cuda": softmax_cases,
     "_sort_cuda": sort_cases,
     "_spmm_cuda": spmm_cases,

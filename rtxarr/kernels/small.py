@@ -1,0 +1,118 @@
+"""Reductions of small arrays on a GPU, each in one launch: less host time than CuPy takes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from rtxarr import _device
+from rtxarr._device import is_device_array, launch_planned
+from rtxarr.kernels._dense import packed
+from rtxarr.kernels.multi_tensor import contiguous
+
+__all__ = ["accuracy", "fits_accuracy", "leading_sum"]
+
+# A thread adds up 64 rows at most; of larger arrays more than a block should take part.
+_MOST = 65_536
+_MAX_CLASSES = 64
+_DTYPES = frozenset((np.dtype("float32"), np.dtype("float64")))
+
+
+def leading_sum(x: Any, axis: Any, keepdims: bool) -> Any:
+    """Give the sum over the first axes, or None for what is not small, or not here.
+
+    Parameters
+    ----------
+    x : array
+    axis : int, tuple of int or None
+        As for :func:`rtxarr.sum`.
+    keepdims : bool
+
+    Returns
+    -------
+    array of the dtype of ``x``, or None
+        Each thread adds up some rows in order, then the threads' sums are added pairwise: equal
+        inputs give equal bits.
+    """
+    if not (x.dtype in _DTYPES and x.size and _here(x) and contiguous(x)):
+        return None
+    if axis is None:
+        n_axes = x.ndim
+    elif axis == 0:
+        n_axes = 1
+    elif type(axis) is tuple and axis == tuple(range(len(axis))):
+        n_axes = len(axis)
+    else:
+        return None
+    if n_axes > x.ndim:
+        return None
+    rest = x.shape[n_axes:]
+    n_columns = math.prod(rest)
+    n_rows = x.size // n_columns
+    if n_rows * _width(n_columns) > _MOST:
+        return None
+    out = _device.empty(x, (1,) * n_axes + rest if keepdims else rest, x.dtype)
+    launch_planned(_columns, (), (x, out, n_rows, n_columns))
+    return out
+
+
+def _columns(options, args):
+    from rtxarr.kernels._small_cuda import THREADS, WIDEST, column_sums
+
+    out = args[1]
+    width = min(WIDEST, _width(out.size))
+    return column_sums(out.dtype, width), -(-out.size // width), (width, THREADS // width)
+
+
+def _width(n_columns):
+    return min(32, 1 << (n_columns - 1).bit_length())
+
+
+def fits_accuracy(logits: Any, labels: Any) -> bool:
+    """Tell whether :func:`accuracy` takes these arrays, with the classes last."""
+    return (
+        _here(logits)
+        and _here(labels)
+        and logits.dtype in _DTYPES
+        and labels.dtype.kind in "iu"
+        and labels.shape == logits.shape[:-1]
+        and 0 < labels.size <= _MOST
+        and 0 < logits.shape[-1] <= _MAX_CLASSES
+    )
+
+
+def accuracy(logits: Any, labels: Any, ignored: int | None = None) -> Any:
+    """Give the share of labels that are the class with the largest logit.
+
+    Parameters
+    ----------
+    logits : array of float32 or float64, shape (..., n_classes)
+        NaN counts as the largest, and of equal ones the first.
+    labels : array of int, shape (...)
+        Arrays that fit.
+    ignored : int, optional
+        The label of what does not count.
+
+    Returns
+    -------
+    array of float64, a scalar
+    """
+    out = _device.empty(logits, (), np.float64)
+    given = packed(logits), packed(labels), out, logits.shape[-1], ignored or 0
+    launch_planned(_share, (ignored is not None,), given)
+    return out
+
+
+def _share(options, args):
+    from rtxarr.kernels._small_cuda import THREADS, share_right
+
+    return share_right(args[0].dtype, *options), 1, THREADS
+
+
+def _here(x):
+    """Tell whether an array is on the current GPU, or in the simulator's."""
+    if _device._SIMULATING:
+        return isinstance(x, np.ndarray)
+    return is_device_array(x) and x.data.device_id == _device.cupy.cuda.runtime.getDevice()
