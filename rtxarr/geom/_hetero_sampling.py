@@ -196,8 +196,8 @@ class HeteroNeighborSampler:
         sizes = _last([offsets for offsets, _ in begun.values()])
         drawn = {}
         for (relation, (offsets, write)), size in zip(begun.items(), sizes, strict=True):
-            graph, edges = self.graph.graphs[relation], write(size)
-            src, ids = sampling.gather_edges(edges, graph.indices, graph.edge_ids)
+            graph, edges = self.graph.graphs[relation], write(size)[:size]
+            src, ids = sampling.gather_edges(edges, size, graph.indices, graph.edge_ids)
             xp = _device.namespace(offsets)
             drawn[relation] = offsets, src, ids, xp.take(offsets, ptr[relation[2]])
         reached, reached_ptr = dict(nodes), dict(ptr)

@@ -140,8 +140,8 @@ class _HopSampler:
             offsets, write = self._begin_draw(nodes, ptr, n, key, stream)
             indptrs, bounds = sampling.cut_offsets(offsets, ptr)
             part, edge_part = on_host(bounds)  # a hop waits here for a GPU, and only here
-            nodes, edges = nodes[: part[-1]], write(edge_part[-1])
-            src, ids = sampling.gather_edges(edges, graph.indices, graph.edge_ids)
+            nodes, edges = nodes[: sampling.room(nodes, part[-1])], write(edge_part[-1])
+            src, ids = sampling.gather_edges(edges, edge_part[-1], graph.indices, graph.edge_ids)
             local, nodes, ptr = sampling.number_reached(nodes, ptr, src, bounds[1], graph.n_src)
             parts.append(part)
             # While a GPU does that, each batch gets its part.

@@ -1,5 +1,8 @@
 """GPU code that adds up counts and numbers what was reached, in a fixed order.
 
+Arrays of nodes and of edges may be longer than what their batches have, so that arrays of a few
+sizes will do; ``ptr[-1]`` and ``edge_ptr[-1]`` say how many there are.
+
 An item is a node that a batch begins with, or the source of one of its edges; the place of an item
 is its number among those of its batch, nodes before edges. A hash table, a part for each batch,
 holds for each node of the batch the least of its places, whichever thread came first: a word is the
@@ -153,10 +156,10 @@ def look_up(nodes, ptr, indptr, available, first, degrees, usable):
 
 
 @cuda.jit
-def gather_edges(edges, indices, edge_ids, src, ids):
-    """Write the source and the number of each edge drawn; a thread an edge."""
+def gather_edges(edges, n, indices, edge_ids, src, ids):
+    """Write the source and the number of each of the first ``n`` edges; a thread an edge."""
     i = np.int64(cuda.grid(1))
-    if i < edges.size:
+    if i < n:
         edge = edges[i]
         src[i] = indices[edge]
         ids[i] = edge_ids[edge]
@@ -234,17 +237,22 @@ def _part(batch, ptr, edge_ptr):
     return 2 * start, 2 * (ptr[batch + 1] + edge_ptr[batch + 1] - start)
 
 
+@_device
+def _last(ptr):
+    return ptr[ptr.size - 1]
+
+
 @cuda.jit
 def enter(nodes, ptr, src, edge_ptr, slots, bits):
     """Enter the items into the table; a thread an item."""
-    i = np.int64(cuda.grid(1))
-    if i >= nodes.size + src.size:
+    i, n_nodes = np.int64(cuda.grid(1)), _last(ptr)
+    if i >= n_nodes + _last(edge_ptr):
         return
-    if i < nodes.size:
+    if i < n_nodes:
         batch = _row_of(ptr, i)
         node, place = nodes[i], i - ptr[batch]
     else:
-        edge = i - nodes.size
+        edge = i - n_nodes
         batch = _row_of(edge_ptr, edge)
         node = np.int64(src[edge])
         place = ptr[batch + 1] - ptr[batch] + edge - edge_ptr[batch]
@@ -260,7 +268,7 @@ def find(ptr, src, edge_ptr, slots, bits, local, totals):
     """
     start, _ = _tile()
     total = np.int64(0)
-    for edge in range(start + cuda.threadIdx.x, min(start + TILE, src.size), _THREADS):
+    for edge in range(start + cuda.threadIdx.x, min(start + TILE, _last(edge_ptr)), _THREADS):
         batch = _row_of(edge_ptr, edge)
         begin, n_slots = _part(batch, ptr, edge_ptr)
         least = find_place(slots, begin, n_slots, np.int64(src[edge]), bits)
@@ -279,16 +287,16 @@ def rank(ptr, src, edge_ptr, local, totals, before, out):
     A block a tile of the edges and the end.
     """
     _, first = _tile()
-    total = np.int64(0)
-    for edge in range(first, min(first + _EACH, src.size)):
+    n_edges, total = _last(edge_ptr), np.int64(0)
+    for edge in range(first, min(first + _EACH, n_edges)):
         batch = _row_of(edge_ptr, edge)
         if local[edge] == ptr[batch + 1] - ptr[batch] + edge - edge_ptr[batch]:
             total += 1
     count, _ = _add_up(cuda.shared.array(_THREADS, np.int64), total)
     count += totals[cuda.blockIdx.x]
-    for edge in range(first, min(first + _EACH, before.size)):
+    for edge in range(first, min(first + _EACH, n_edges + 1)):
         before[edge] = count
-        if edge < src.size:
+        if edge < n_edges:
             batch = _row_of(edge_ptr, edge)
             if local[edge] == ptr[batch + 1] - ptr[batch] + edge - edge_ptr[batch]:
                 out[ptr[batch + 1] + count] = src[edge]
@@ -301,14 +309,14 @@ def number(nodes, ptr, edge_ptr, before, local, out, out_ptr):
 
     A thread an item; the first write ``out_ptr`` too.
     """
-    i = np.int64(cuda.grid(1))
+    i, n_nodes = np.int64(cuda.grid(1)), _last(ptr)
     if i < ptr.size:
         out_ptr[i] = ptr[i] + before[edge_ptr[i]]
-    if i < nodes.size:
+    if i < n_nodes:
         batch = _row_of(ptr, i)
         out[i + before[edge_ptr[batch]]] = nodes[i]
-    elif i < nodes.size + local.size:
-        edge = i - nodes.size
+    elif i < n_nodes + _last(edge_ptr):
+        edge = i - n_nodes
         batch = _row_of(edge_ptr, edge)
         n_begun = ptr[batch + 1] - ptr[batch]
         least = np.int64(local[edge])

@@ -156,7 +156,7 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
 
     @jit
     def lower_bound(values, low, high, wanted):
-        """Return the first place of the rising ``values[low:high]`` that is not below ``wanted``."""
+        """Return where the rising ``values[low:high]`` are no longer below ``wanted``."""
         while low < high:
             middle = (low + high) >> 1
             if values[middle] < wanted:

@@ -51,25 +51,25 @@ def draw_few(most: int):
 
 
 @_device
-def _entry(ends, offsets, n):
-    """Return the entry of this thread and the row that holds it, if it is below ``n``.
+def _entry(ends, offsets):
+    """Return the entry of this thread and the row that holds it; row -1 if there is none.
 
     The threads of the block, ``EDGES``, call it together, with ``ends`` of shape (2,) in shared
     memory: between the rows of the first and the last entry there are few others.
     """
-    t = np.int64(cuda.threadIdx.x)
+    t, n = np.int64(cuda.threadIdx.x), offsets[offsets.size - 1]
     i = np.int64(cuda.blockIdx.x) * EDGES + t
     if t < 2:
         ends[t] = _row_of(offsets, min(i - t + t * (EDGES - 1), n - 1))
     cuda.syncthreads()  # both rows are found
-    return i, _row_between(offsets, ends[0], ends[1] + 1, i)
+    return i, _row_between(offsets, ends[0], ends[1] + 1, i) if i < n else np.int64(-1)
 
 
 @bounded(EDGES)
 def keep(first, degrees, offsets, out):
     """Write the edges of rows that keep all; a thread an edge."""
-    i, row = _entry(cuda.shared.array(2, np.int64), offsets, out.size)
-    if i < out.size and offsets[row + 1] - offsets[row] == degrees[row]:
+    i, row = _entry(cuda.shared.array(2, np.int64), offsets)
+    if row >= 0 and offsets[row + 1] - offsets[row] == degrees[row]:
         out[i] = first[row] + i - offsets[row]
 
 
@@ -87,16 +87,16 @@ def draw_subsets(nodes, first, degrees, offsets, out, stream, key):
 @bounded(EDGES)
 def draw_again(nodes, first, degrees, offsets, out, stream, key):
     """Draw what may come again; a thread an edge."""
-    i, row = _entry(cuda.shared.array(2, np.int64), offsets, out.size)
-    if i < out.size:
+    i, row = _entry(cuda.shared.array(2, np.int64), offsets)
+    if row >= 0:
         out[i] = _one_of(i - offsets[row], first[row], degrees[row], nodes[row], stream, key)
 
 
 @bounded(EDGES)
 def draw_weighted_again(nodes, first, degrees, offsets, sums, out, stream, key):
     """Draw by weight what may come again; a thread an edge."""
-    i, row = _entry(cuda.shared.array(2, np.int64), offsets, out.size)
-    if i < out.size:
+    i, row = _entry(cuda.shared.array(2, np.int64), offsets)
+    if row >= 0:
         out[i] = _weighted_one_of(
             i - offsets[row], first[row], degrees[row], sums, nodes[row], stream, key
         )

@@ -23,6 +23,7 @@ from rtxarr.kernels._sampling_cuda import EDGES, _entry, _sampling
 # threads of the block, and bits of a digit of the keys, of which each thread counts one.
 SHORT, LANES, GROUPS = (4, 2, 2) if _SIMULATING else (128, 32, 8)
 PIECE, THREADS, _BITS = (8, 4, 2) if _SIMULATING else (2048, 256, 8)
+_ROUNDS = SHORT // LANES
 _DIGITS = 1 << _BITS
 assert _DIGITS == THREADS
 
@@ -35,13 +36,33 @@ _words, _arrival_of, _is_kept = _sampling.words, _sampling.arrival_of, _sampling
 _positive, _first_arrivals = _sampling.positive, _sampling.first_arrivals
 _add_up = running(THREADS)
 
-if _SIMULATING:
+if _SIMULATING:  # which has neither libdevice nor warps
 
     def _bits_of(x):
         return np.float64(x).view(np.int64)
 
+    def _wait():
+        cuda.syncthreads()
+
+    def _mask(shared, lane, flag):
+        shared[lane] = flag
+        cuda.syncthreads()
+        mask = sum(int(shared[i]) << i for i in range(LANES))
+        cuda.syncthreads()
+        return mask
+
 else:
     _bits_of = cuda.libdevice.double_as_longlong
+
+    @_device
+    def _wait():
+        """Wait for the threads of the row."""
+        cuda.syncwarp()
+
+    @_device
+    def _mask(shared, lane, flag):
+        """Return a word with a bit for each thread of the row."""
+        return cuda.ballot_sync(0xFFFFFFFF, flag)
 
 
 class Lists(NamedTuple):
@@ -135,8 +156,8 @@ def list_rows(first, degrees, offsets, n, slots, bits, same, counters, short_row
 @bounded(EDGES)
 def copy_rows(first, degrees, offsets, same, out):
     """Write the edges of rows that keep all, or draw what another draws; a thread an edge."""
-    i, row = _entry(cuda.shared.array(2, np.int64), offsets, out.size)
-    if i >= out.size:
+    i, row = _entry(cuda.shared.array(2, np.int64), offsets)
+    if row < 0:
         return
     j = i - offsets[row]
     if offsets[row + 1] - offsets[row] == degrees[row]:
@@ -168,7 +189,9 @@ def _write_keys(keys, begin, j, m, first, weights, node, stream, key):
 def select_short(nodes, first, degrees, offsets, weights, counters, rows, out, stream, key):
     """Draw in short rows; a group of threads a row at a time."""
     keys = cuda.shared.array((GROUPS, SHORT), np.int64)
-    drawn = cuda.shared.array((GROUPS, SHORT), np.int32)
+    shared = cuda.shared.array((GROUPS, LANES), np.int32)
+    mine = cuda.local.array(_ROUNDS, np.int64)
+    before = cuda.local.array(_ROUNDS, np.int32)  # how many keys are below each of those
     lane, group = np.int64(cuda.threadIdx.x), np.int64(cuda.threadIdx.y)
     n_rows = counters[SHORT_ROWS]
     for base in range(np.int64(cuda.blockIdx.x) * GROUPS, n_rows, cuda.gridDim.x * GROUPS):
@@ -178,21 +201,25 @@ def select_short(nodes, first, degrees, offsets, weights, counters, rows, out, s
             degree, n = degrees[row], offsets[row + 1] - offsets[row]
             for j in range(2 * lane, degree, 2 * LANES):
                 _write_keys(keys[group], j, j, degree, first[row], weights, nodes[row], stream, key)
-        cuda.syncthreads()  # all keys are in place
-        for j in range(lane, degree, LANES):
-            mine, before = keys[group, j], np.int64(0)
-            for i in range(degree):
-                other = keys[group, i]
-                before += 1 if other < mine or (other == mine and i < j) else 0
-            drawn[group, j] = 1 if before < n else 0
-        cuda.syncthreads()  # so is what is drawn
-        for j in range(lane, degree, LANES):
-            if drawn[group, j] == 1:
-                place = offsets[row]
-                for i in range(j):
-                    place += drawn[group, i]
-                out[place] = first[row] + j
-        cuda.syncthreads()  # all have read before the next rows overwrite
+        _wait()  # until all keys are in place
+        for k in range(_ROUNDS):
+            j = k * LANES + lane
+            mine[k], before[k] = keys[group, j] if j < degree else _NEVER, 0
+        for i in range(degree):
+            other = keys[group, i]
+            for k in range(_ROUNDS):
+                if k * LANES < degree:  # the same for all of the row
+                    is_before = i < k * LANES + lane
+                    before[k] += 1 if other < mine[k] or (other == mine[k] and is_before) else 0
+        place = offsets[row]
+        for k in range(_ROUNDS):
+            j = k * LANES + lane
+            is_drawn = j < degree and before[k] < n
+            mask = _mask(shared[group], lane, is_drawn)
+            if is_drawn:
+                out[place + cuda.popc(mask & ((1 << lane) - 1))] = first[row] + j
+            place += cuda.popc(mask)
+        _wait()  # until all have read, before the next row overwrites
 
 
 @_device
@@ -368,31 +395,25 @@ def kept_short(writes: bool):
 
     @bounded(LANES * GROUPS)
     def kernel(first, degrees, indices, n, counters, rows, counts, offsets, out, stream, key):
-        kept = cuda.shared.array((GROUPS, SHORT), np.int32)
+        shared = cuda.shared.array((GROUPS, LANES), np.int32)
         lane, group = np.int64(cuda.threadIdx.x), np.int64(cuda.threadIdx.y)
         n_rows = counters[SHORT_ROWS]
         for base in range(np.int64(cuda.blockIdx.x) * GROUPS, n_rows, cuda.gridDim.x * GROUPS):
-            row, degree = np.int64(0), np.int64(0)
+            row, degree, place = np.int64(0), np.int64(0), np.int64(0)
             if base + group < n_rows:
                 row = rows[base + group]
                 degree = degrees[row]
-                for j in range(lane, degree, LANES):
-                    here = _is_kept(indices[first[row] + j], n, degree, stream, key)
-                    kept[group, j] = 1 if here else 0
-            cuda.syncthreads()  # all edges are looked at
-            if writes:
-                for j in range(lane, degree, LANES):
-                    if kept[group, j] == 1:
-                        place = offsets[row]
-                        for i in range(j):
-                            place += kept[group, i]
-                        out[place] = first[row] + j
-            elif lane == 0 and degree > 0:
-                total = np.int64(0)
-                for i in range(degree):
-                    total += kept[group, i]
-                counts[row] = total
-            cuda.syncthreads()  # all have read before the next rows overwrite
+                if writes:
+                    place = offsets[row]
+            for k in range(_ROUNDS):
+                j = k * LANES + lane
+                is_kept = j < degree and _is_kept(indices[first[row] + j], n, degree, stream, key)
+                mask = _mask(shared[group], lane, is_kept)
+                if writes and is_kept:
+                    out[place + cuda.popc(mask & ((1 << lane) - 1))] = first[row] + j
+                place += cuda.popc(mask)
+            if not writes and lane == 0 and degree > 0:
+                counts[row] = place
 
     return kernel
 

@@ -25,6 +25,7 @@ __all__ = [
     "number_reached",
     "partition",
     "renumber",
+    "room",
     "sum_rows",
     "walks",
 ]
@@ -81,7 +82,8 @@ def draw(
         nodes, first, degrees, n, key=key, stream=stream, replace=replace, weights=weights,
         sums=sums, available=available,
     )  # fmt: skip
-    return offsets, write(int(offsets[-1]))
+    n_drawn = int(offsets[-1])
+    return offsets, write(n_drawn)[:n_drawn]
 
 
 def begin_draw(
@@ -99,7 +101,7 @@ def begin_draw(
 ) -> tuple[Any, Callable[[int], Any]]:
     """Do as :func:`draw`, but return ``offsets`` and a function, which takes ``offsets[-1]``.
 
-    It returns the edges. So nothing waits for a GPU.
+    It returns the edges, and on a GPU some entries more. So nothing waits.
     """
     xp = namespace(nodes, first, degrees)
     available = degrees if available is None else available
@@ -108,7 +110,7 @@ def begin_draw(
     rows, place = (nodes, first, degrees), (stream, key)
 
     def write(n_drawn: int) -> Any:
-        out = xp.empty(n_drawn, dtype=np.int64)
+        out = _empty_for(xp, nodes, n_drawn)
         if runs_kernels(nodes):
             if weights is None or replace:
                 _write_on_gpu(rows, offsets, n, replace, sums, out, place)
@@ -288,7 +290,8 @@ def draw_labor(
     offsets, edges : as of :func:`draw`
     """
     offsets, write = begin_labor(first, degrees, indices, n, key=key, stream=stream)
-    return offsets, write(int(offsets[-1]))
+    n_drawn = int(offsets[-1])
+    return offsets, write(n_drawn)[:n_drawn]
 
 
 def begin_labor(
@@ -348,7 +351,7 @@ def _labor_on_gpu(
     offsets = offsets_of(xp, kept)
 
     def write(n_drawn: int) -> Any:
-        out = xp.empty(n_drawn, dtype=np.int64)
+        out = _empty_for(xp, first, n_drawn)
         look(True, offsets, out)
         _copy_rows(first, degrees, offsets, lists.same, out)
         return out
@@ -385,8 +388,8 @@ def look_up(indptr: Any, nodes: Any, ptr: Any, available: Any = None) -> tuple[A
     return first, degrees, degrees if available is None else xp.take(available, nodes)
 
 
-def gather_edges(edges: Any, indices: Any, edge_ids: Any) -> tuple[Any, Any]:
-    """Return the source and the number of each of the ``edges``."""
+def gather_edges(edges: Any, n: int, indices: Any, edge_ids: Any) -> tuple[Any, Any]:
+    """Return the source and the number of each of the first ``n`` edges, in arrays as long."""
     xp = namespace(edges, indices, edge_ids)
     if not runs_kernels(edges):
         return xp.take(indices, edges), xp.take(edge_ids, edges)
@@ -394,7 +397,7 @@ def gather_edges(edges: Any, indices: Any, edge_ids: Any) -> tuple[Any, Any]:
 
     src = xp.empty(edges.shape[0], dtype=indices.dtype)
     ids = xp.empty(edges.shape[0], dtype=edge_ids.dtype)
-    launch(gpu.gather_edges, edges.size, (edges, indices, edge_ids, src, ids))
+    launch(gpu.gather_edges, edges.size, (edges, n, indices, edge_ids, src, ids))
     return src, ids
 
 
@@ -460,7 +463,7 @@ def renumber(nodes: Any, ptr: Any, src: Any, edge_ptr: Any, n_nodes: int) -> tup
 def number_reached(
     nodes: Any, ptr: Any, src: Any, edge_ptr: Any, n_nodes: int
 ) -> tuple[Any, Any, Any]:
-    """Do as :func:`renumber`, but ``nodes`` may go on after ``ptr[-1]``: so nothing waits."""
+    """Do as :func:`renumber`, but arrays may go on after the last batch: so nothing waits."""
     xp = namespace(nodes, ptr, src, edge_ptr)
     n_items = nodes.shape[0] + src.shape[0]
     local = xp.empty(src.shape[0], dtype=np.int32 if n_items < 2**31 else np.int64)
@@ -633,6 +636,22 @@ def offsets_of(xp: Any, counts: Any, n: int = -1, again: bool = False) -> Any:
     out = xp.zeros(counts.shape[0] + 1, dtype=np.int64)
     out[1:] = xp.cumulative_sum(counts, dtype=np.int64)
     return out
+
+
+def room(x: Any, n: int) -> int:
+    """Return how long an array beside ``x`` is to be for ``n`` entries.
+
+    On a GPU up to an eighth longer, so that arrays are of a few sizes: then launches are like
+    former ones, which costs less, and memory fits that was used before.
+    """
+    if not runs_kernels(x) or n < 16:
+        return n
+    step = 1 << (n.bit_length() - 4)
+    return -(-n // step) * step
+
+
+def _empty_for(xp: Any, x: Any, n: int) -> Any:
+    return xp.empty(room(x, n), dtype=np.int64)
 
 
 def _table_size(n: int) -> int:

@@ -151,8 +151,8 @@ def test_refuses_what_no_table_holds(place):
 def test_sources_and_numbers_are_gathered(place, both, dtype):
     rng = np.random.default_rng(7)
     indices, ids = rng.integers(0, 99, 50).astype(dtype), rng.permutation(50)
-    both(sampling.gather_edges, rng.integers(0, 50, 23), indices, ids)
-    both(sampling.gather_edges, np.zeros(0, np.int64), indices, ids)
+    both(sampling.gather_edges, rng.integers(0, 50, 23), 23, indices, ids)
+    both(sampling.gather_edges, np.zeros(0, np.int64), 0, indices, ids)
 
 
 def test_numbers_are_those_of_the_host(place, both):
@@ -233,3 +233,10 @@ def test_batches_are_those_of_the_host(place, monkeypatch, kind, fanout):
             pairs += [(x.indptr, y.indptr), (x.indices, y.indices)]
         for found, expected in pairs:
             assert_close(_device.to_device(found, "cpu"), expected, exact=True)
+
+
+def test_arrays_are_of_a_few_sizes(place):
+    x = _device.to_device(np.zeros(1), place)
+    sizes = [sampling.room(x, n) for n in range(100_000)]
+    assert all(n <= size <= n * 9 / 8 for n, size in enumerate(sizes))
+    assert len(set(sizes[16:])) < 8 * 14
