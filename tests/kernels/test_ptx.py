@@ -431,7 +431,7 @@ def numbering_cases():
         "sum_totals": (whole,),
         "write_offsets": (*counted, whole),
         "look_up": (whole,) * 7,
-        "gather_edges": (whole, halves, whole, halves, whole),
+        "gather_edges": (whole, "int64", halves, whole, halves, whole),
         "cut_offsets": (whole, whole, whole, ("int64", 2, "C")),
         "enter": (whole, whole, halves, whole, whole, "int64"),
         "find": (whole, halves, whole, whole, "int64", halves, whole),
