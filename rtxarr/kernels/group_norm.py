@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from rtxarr._device import _SIMULATING, launch, namespace
+from rtxarr._device import _SIMULATING, empty, launch_planned
 from rtxarr.kernels import norm
-from rtxarr.kernels.segment import can_be_wide, row_by_row
+from rtxarr.kernels._dense import packed
+from rtxarr.kernels.multi_tensor import contiguous
+from rtxarr.kernels.segment import can_be_wide
 
 __all__ = ["fits", "group_normalize", "group_normalize_gradient"]
 
@@ -23,66 +25,97 @@ def fits(x: Any, *others: Any) -> bool:
     return norm.fits(x, *others) and x.shape[0] <= 65_535
 
 
-class _Layout(NamedTuple):
-    """How an array (samples, channels, positions) lies in memory: channels last, or first."""
+class _Dealt(NamedTuple):
+    """How an array is dealt out to blocks.
+
+    Attributes
+    ----------
+    last : bool
+        Whether the channels are last in memory.
+    kernels : tuple
+        Arguments of what makes the kernels.
+    grid, block : tuple of int
+    chunks : int
+        Of the positions.
+    numbers : tuple of int
+        What the arguments of all kernels end in.
+    """
 
     last: bool
-    n_samples: int
-    n_channels: int
-    n_positions: int
+    kernels: tuple
+    grid: tuple[int, int, int]
+    block: tuple[int, int]
+    chunks: int
+    numbers: tuple[int, ...]
 
 
-def _layout(xp: Any, x: Any) -> _Layout:
-    last = not x.flags.c_contiguous and xp.moveaxis(x, 1, -1).flags.c_contiguous
-    return _Layout(last, x.shape[0], x.shape[1], math.prod(x.shape[2:]))
+def _lying(x: Any, last: bool) -> Any:
+    """Give an array as it lies in memory."""
+    return packed(x.transpose(0, *range(2, x.ndim), 1) if last else x)
 
 
-def _flat(xp: Any, x: Any, layout: _Layout) -> Any:
-    return row_by_row(xp.moveaxis(x, 1, -1) if layout.last else x)
+def _is_last(x: Any) -> bool:
+    return not contiguous(x) and contiguous(x.transpose(0, *range(2, x.ndim), 1))
 
 
-def _empty_like(xp: Any, x: Any, layout: _Layout) -> Any:
-    if layout.last:
-        return xp.moveaxis(xp.empty((x.shape[0], *x.shape[2:], x.shape[1]), dtype=x.dtype), -1, 1)
-    return xp.empty(x.shape, dtype=x.dtype)
+def _standing(x: Any, last: bool) -> Any:
+    """Undo :func:`_lying`."""
+    return x.transpose(0, x.ndim - 1, *range(1, x.ndim - 1)) if last else x
 
 
-def _deal_out_last(layout: _Layout, dtype: Any, arrays: tuple, affine: tuple, silu: bool) -> tuple:
-    """Give the kernels for passes over these arrays, their grid and block, and the chunks."""
-    from rtxarr.kernels._group_norm_cuda import channels_last
+def _deal_out(
+    last: bool, shape: tuple, arrays: tuple, affine: tuple, silu: bool, n_groups: int
+) -> _Dealt:
+    """Deal out ``arrays``, as they lie in memory, of this ``shape`` (samples, channels, ...)."""
+    from rtxarr.kernels._rows import plan_rows
     from rtxarr.kernels._vector import access
 
-    flags = tuple(a is not None for a in affine)
-    _, n_samples, n_channels, n_positions = layout
-    present = [a for a in (*arrays, *affine) if a is not None]
-    wide = all(can_be_wide(a, n_channels) for a in present)
-    width = access(dtype, wide=wide).width
-    pieces = -(-n_channels // width)
-    across = -(-pieces // _THREADS)
-    lanes = -(-pieces // across)
-    block = lanes, max(1, _THREADS // lanes)
-    most = -(-n_positions // (block[1] * _EACH))
-    chunks = min(most, max(1, _BLOCKS // (across * n_samples)))
-    kernels = channels_last(dtype, width > 1, block, flags, silu)
-    return kernels, (chunks, across, n_samples), block, chunks
-
-
-def _deal_out_first(
-    layout: _Layout, dtype: Any, arrays: tuple, affine: tuple, silu: bool, n_groups: int
-) -> tuple:
-    """Give the kernels, their grid and block, and the numbers that all their arguments end in."""
-    from rtxarr.kernels._group_norm_cuda import channels_first
-    from rtxarr.kernels._rows import plan_rows
-
-    _, n_samples, n_channels, n_positions = layout
+    flags, dtype = tuple(a is not None for a in affine), arrays[0].dtype
+    n_samples, n_channels, n_positions = shape[0], shape[1], math.prod(shape[2:])
+    if last:
+        present = [a for a in (*arrays, *affine) if a is not None]
+        wide = all(can_be_wide(a, n_channels) for a in present)
+        width = access(dtype, wide=wide).width
+        pieces = -(-n_channels // width)
+        across = -(-pieces // _THREADS)
+        lanes = -(-pieces // across)
+        block = lanes, max(1, _THREADS // lanes)
+        most = -(-n_positions // (block[1] * _EACH))
+        chunks = min(most, max(1, _BLOCKS // (across * n_samples)))
+        made_of, grid = (dtype, width > 1, block, flags, silu), (chunks, across, n_samples)
+        return _Dealt(True, made_of, grid, block, chunks, (n_positions, n_channels, n_groups))
     wide = all(can_be_wide(a, n_positions) for a in arrays)
     plan = plan_rows(n_positions, dtype, wide=wide, pieces=2 if len(arrays) > 1 else 4, most=16)
     blocks, n_tiles = plan.blocks(n_channels), -(-n_positions // plan.tile)
-    chunks = min(n_tiles, max(1, _BLOCKS // (blocks * n_samples)))
-    each = -(-n_tiles // chunks)
-    kernels = channels_first(dtype, plan, tuple(a is not None for a in affine), silu)
+    each = -(-n_tiles // min(n_tiles, max(1, _BLOCKS // (blocks * n_samples))))
     grid = blocks, -(-n_tiles // each), n_samples
-    return kernels, grid, plan.block, (n_positions, n_channels, n_channels // n_groups, each)
+    numbers = n_positions, n_channels, n_channels // n_groups, each
+    return _Dealt(False, (dtype, plan, flags, silu), grid, plan.block, grid[1], numbers)
+
+
+def _over_all(options, args):
+    """Choose the kernel of a pass over all elements."""
+    from rtxarr.kernels._group_norm_cuda import channels_first, channels_last
+
+    name, (last, made_of, grid, block, _, _) = options
+    kernels: Any = channels_last if last else channels_first
+    return getattr(kernels(*made_of), name), grid, block
+
+
+def _over_groups(options, args):
+    """Choose the kernel that combines partial sums of the channels of groups."""
+    from rtxarr.kernels._group_norm_cuda import MERGE_BLOCK, merges
+
+    name, dtype, weighted, n_groups = options
+    return getattr(merges(dtype, weighted), name), n_groups, MERGE_BLOCK
+
+
+def _over_samples(options, args):
+    """Choose the kernel that adds up partial sums over samples and chunks."""
+    from rtxarr.kernels._group_norm_cuda import MERGE_BLOCK, of_parameters
+
+    n_channels, dtype, n_arrays = options
+    return of_parameters(dtype), (-(-n_channels // MERGE_BLOCK[1]), n_arrays), MERGE_BLOCK
 
 
 def group_normalize(
@@ -116,33 +149,25 @@ def group_normalize(
     array, shape, dtype and memory layout of ``x``
         Channels first in memory if ``x`` is neither that nor channels last.
     """
-    from rtxarr.kernels._group_norm_cuda import MERGE_BLOCK, merges
-
-    xp = namespace(x, weight, bias)
-    layout, dtype = _layout(xp, x), inverse.dtype
-    out = _empty_like(xp, x, layout)
-    flat, target = _flat(xp, x, layout), _flat(xp, out, layout)
-    affine = tuple(None if a is None else row_by_row(a) for a in (weight, bias))
-    weight, bias = (flat if a is None else a for a in affine)
-    centre, inverse = xp.reshape(centre, (-1,)), xp.reshape(inverse, (-1,))
-    _, n_samples, n_channels, n_positions = layout
-    if not layout.last:
-        dealt = _deal_out_first(layout, x.dtype, (flat,), affine, silu, n_groups)
-        first, grid, block, numbers = dealt
-        partial = [xp.empty(n_samples * n_channels * grid[1], dtype=dtype) for _ in range(2)]
-        launch(first.sums, grid, (flat, *partial, *numbers), block=block)
-        arguments = (flat, weight, bias, *partial, centre, inverse, target, dtype.type(eps))
-        launch(first.apply, grid, (*arguments, *numbers), block=block)
-        return out
-    kernels, grid, block, chunks = _deal_out_last(layout, x.dtype, (flat,), affine, silu)
-    partial = [xp.empty(n_samples * chunks * n_channels, dtype=dtype) for _ in range(2)]
-    launch(kernels.sums, grid, (flat, *partial, n_positions, n_channels), block=block)
-    sizes = chunks, n_channels, n_groups, n_positions, dtype.type(eps)
-    kernel = merges(x.dtype, affine[0] is not None).statistics
-    launch(kernel, inverse.size, (flat, *partial, centre, inverse, *sizes), block=MERGE_BLOCK)
-    arguments = (flat, weight, bias, centre, inverse, target, n_positions, n_channels, n_groups)
-    launch(kernels.apply, grid, arguments, block=block)
-    return out
+    last, dtype, shape, kind = _is_last(x), inverse.dtype, x.shape, x.dtype
+    x, affine = _lying(x, last), tuple(None if a is None else packed(a) for a in (weight, bias))
+    out = empty(x, x.shape, kind)
+    dealt = _deal_out(last, shape, (x,), affine, silu, n_groups)
+    weight, bias = (x if a is None else a for a in affine)
+    n_sums = shape[0] * shape[1] * dealt.chunks
+    partial = empty(x, (n_sums,), dtype), empty(x, (n_sums,), dtype)
+    epsilon, numbers = dtype.type(eps), dealt.numbers
+    if last:
+        launch_planned(_over_all, ("sums", dealt), (x, *partial, *numbers[:2]))
+        sizes = dealt.chunks, shape[1], n_groups, numbers[0], epsilon
+        options = "statistics", kind, affine[0] is not None, inverse.size
+        launch_planned(_over_groups, options, (x, *partial, centre, inverse, *sizes))
+        given: tuple = (x, weight, bias, centre, inverse, out)
+    else:  # the second pass adds up the sums of its groups
+        launch_planned(_over_all, ("sums", dealt), (x, *partial, *numbers))
+        given = x, weight, bias, *partial, centre, inverse, out, epsilon
+    launch_planned(_over_all, ("apply", dealt), (*given, *numbers))
+    return _standing(out, last)
 
 
 def group_normalize_gradient(
@@ -173,34 +198,26 @@ def group_normalize_gradient(
     of_weight, of_bias : array of its dtype, shape (n_channels,), or None
         Summed in a fixed order.
     """
-    from rtxarr.kernels._group_norm_cuda import MERGE_BLOCK, merges, of_parameters
-
-    xp = namespace(grad, x, weight, bias)
-    layout, dtype, kind = _layout(xp, x), inverse.dtype, x.dtype
-    out = _empty_like(xp, x, layout)
-    flat, up, target = (_flat(xp, a, layout) for a in (x, grad, out))
-    affine = tuple(None if a is None else row_by_row(a) for a in (weight, bias))
-    weight, bias = (flat if a is None else a for a in affine)
-    centre, inverse = xp.reshape(centre, (-1,)), xp.reshape(inverse, (-1,))
-    _, n_samples, n_channels, n_positions = layout
-    inputs = up, flat, weight, bias, centre, inverse
-    if not layout.last:
-        dealt = _deal_out_first(layout, kind, (flat, up), affine, silu, n_groups)
-        first, grid, block, numbers = dealt
-        partial = [xp.empty(n_samples * n_channels * grid[1], dtype=dtype) for _ in range(2)]
-        launch(first.gradient_sums, grid, (*inputs, *partial, *numbers), block=block)
-        launch(first.gradient, grid, (*inputs, *partial, target, *numbers), block=block)
-        arguments = of_parameters(kind), kind, partial[::-1], n_channels, needs, MERGE_BLOCK
-        return out, *norm.sum_pair(xp, *arguments, MERGE_BLOCK[1], n_samples, grid[1])
-    kernels, grid, block, chunks = _deal_out_last(layout, kind, (flat, up), affine, silu)
-    partial = [xp.empty(n_samples * chunks * n_channels, dtype=dtype) for _ in range(2)]
-    sizes = n_positions, n_channels, n_groups
-    launch(kernels.gradient_sums, grid, (*inputs, *partial, *sizes), block=block)
-    of_weight, of_bias = (xp.empty(n_samples * n_channels, dtype=dtype) for _ in range(2))
-    terms = [xp.empty(inverse.size, dtype=dtype) for _ in range(2)]
-    arguments = (weight, *partial, of_weight, of_bias, *terms)
-    numbers = chunks, n_channels, n_groups, n_positions
-    kernel = merges(kind, affine[0] is not None).terms
-    launch(kernel, inverse.size, (*arguments, *numbers), block=MERGE_BLOCK)
-    launch(kernels.gradient, grid, (*inputs, *terms, target, *sizes), block=block)
-    return out, *norm.sum_rows(xp, [of_weight, of_bias], n_channels, kind, needs)
+    last, dtype, shape, kind = _is_last(x), inverse.dtype, x.shape, x.dtype
+    n_samples, n_channels = shape[:2]
+    grad, x = _lying(grad, last), _lying(x, last)
+    affine = tuple(None if a is None else packed(a) for a in (weight, bias))
+    out = empty(x, x.shape, kind)
+    dealt = _deal_out(last, shape, (grad, x), affine, silu, n_groups)
+    weight, bias = (x if a is None else a for a in affine)
+    n_sums = n_samples * n_channels * dealt.chunks
+    partial = empty(x, (n_sums,), dtype), empty(x, (n_sums,), dtype)
+    inputs, numbers = (grad, x, weight, bias, centre, inverse), dealt.numbers
+    launch_planned(_over_all, ("gradient_sums", dealt), (*inputs, *partial, *numbers))
+    if not last:
+        launch_planned(_over_all, ("gradient", dealt), (*inputs, *partial, out, *numbers))
+        counts = n_samples, dealt.chunks
+        of_both = norm.sum_pair(x, _over_samples, kind, partial[::-1], n_channels, needs, *counts)
+        return out, *of_both
+    sums = [empty(x, (n_samples * n_channels,), dtype) for _ in range(2)]
+    terms = [empty(x, (inverse.size,), dtype) for _ in range(2)]
+    sizes = dealt.chunks, n_channels, n_groups, numbers[0]
+    options = "terms", kind, affine[0] is not None, inverse.size
+    launch_planned(_over_groups, options, (weight, *partial, *sums, *terms, *sizes))
+    launch_planned(_over_all, ("gradient", dealt), (*inputs, *terms, out, *numbers))
+    return _standing(out, last), *norm.sum_rows(x, sums, n_channels, kind, needs)

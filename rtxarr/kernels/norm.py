@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import launch, namespace, runs_kernels
+from rtxarr._device import empty, launch_planned, namespace, runs_kernels
 from rtxarr.dtypes import accumulator, is_half
-from rtxarr.kernels.segment import can_be_wide, row_by_row
+from rtxarr.kernels._dense import packed
+from rtxarr.kernels.segment import can_be_wide
 
 __all__ = ["fits", "normalize", "normalize_gradient"]
 
@@ -52,30 +53,23 @@ def normalize(
     -------
     array, shape and dtype of ``x``
     """
+    x, weight, bias = _packed(x, weight, bias)
+    out = empty(x, x.shape, x.dtype)
+    flags = centre is not None, weight is not None, bias is not None
+    given = x, *(x if a is None else a for a in (weight, bias)), out
+    numbers = inverse if centre is None else centre, inverse, n_features, inverse.dtype.type(eps)
+    launch_planned(_forward, (*flags, n_features), (*given, *numbers))
+    return out
+
+
+def _forward(options, args):
+    """Choose the kernel, the blocks and the block."""
     from rtxarr.kernels._norm_cuda import forward
 
-    xp = namespace(x, weight, bias)
-    out = xp.empty(x.shape, dtype=x.dtype)
-    flat, weight, bias = _flat(x, weight, bias)
-    plan = forward_plan(n_features, x.dtype, _all_wide(n_features, flat, weight, bias))
-    kernel = forward(x.dtype, plan, centre is not None, weight is not None, bias is not None)
-    inverse = xp.reshape(inverse, (-1,))
-    launch(
-        kernel,
-        plan.blocks(inverse.size),
-        (
-            flat,
-            flat if weight is None else weight,
-            flat if bias is None else bias,
-            xp.reshape(out, (-1,)),
-            inverse if centre is None else xp.reshape(centre, (-1,)),
-            inverse,
-            n_features,
-            inverse.dtype.type(eps),
-        ),
-        block=plan.block,
-    )
-    return out
+    *flags, n_features = options
+    x, inverse = args[0], args[5]
+    plan = forward_plan(n_features, x.dtype, _all_wide(n_features, *args[:3]))
+    return forward(x.dtype, plan, *flags), plan.blocks(inverse.size), plan.block
 
 
 def normalize_gradient(
@@ -106,33 +100,44 @@ def normalize_gradient(
     of_weight, of_bias : array of its dtype, shape (n_features,), or None
         Summed in a fixed order.
     """
-    from rtxarr.kernels._norm_cuda import backward, backward_with_sums
-
-    xp = namespace(grad, x, weight)
-    dtype, centred, n = x.dtype, centre is not None, n_features
-    out = xp.empty(x.shape, dtype=dtype)
-    grad, x, weight = _flat(grad, x, weight)
-    inverse = xp.reshape(inverse, (-1,))
-    centre = xp.reshape(centre, (-1,)) if centred else inverse
-    wide = _all_wide(n, grad, x, weight)
+    dtype, n = x.dtype, n_features
+    grad, x, weight = _packed(grad, x, weight)
+    out = empty(x, x.shape, dtype)
+    flags = centre is not None, weight is not None
+    centre, weight = inverse if centre is None else centre, x if weight is None else weight
     n_params = 2 if needs[1] else int(needs[0])
-    plan, target = backward_plan(n, dtype, wide, with_sums=bool(n_params)), xp.reshape(out, (-1,))
-    arguments = (grad, x, x if weight is None else weight, centre, inverse, target)
-    blocks, partial = plan.blocks(inverse.size), []
+    wide = _all_wide(n, grad, x, weight)
+    plan = backward_plan(n, dtype, wide, with_sums=bool(n_params))
+    arguments, partial = (grad, x, weight, centre, inverse, out), []
     if n_params and plan.resident:
+        blocks = plan.blocks(inverse.size)
         enough = min(blocks // 8, _MOST_THREADS // plan.threads)
         blocks = min(blocks, max(_FEWEST_BLOCKS, enough))
-        partial = [xp.empty(blocks * n, dtype=inverse.dtype) for _ in range(n_params)]
-        kernel = backward_with_sums(dtype, plan, centred, weight is not None, n_params)
-        sums = (*partial, inverse)[:2]
-        launch(kernel, blocks, (*arguments, *sums, n), block=plan.block)
+        partial = [empty(x, (blocks * n,), inverse.dtype) for _ in range(n_params)]
+        options = *flags, n_params, plan, blocks
+        launch_planned(_backward_with_sums, options, (*arguments, *(*partial, inverse)[:2], n))
     else:
-        plan = backward_plan(n, dtype, wide, with_sums=False)
-        kernel = backward(dtype, plan, centred, weight is not None)
-        launch(kernel, plan.blocks(inverse.size), (*arguments, n), block=plan.block)
+        launch_planned(_backward, (*flags, n), (*arguments, n))
         if n_params:
-            partial = _sum_columns(xp, grad, x, centre, inverse, n, wide=wide, centred=centred)
-    return out, *sum_rows(xp, partial, n, dtype, needs)
+            partial = _sum_columns(grad, x, centre, inverse, n, wide=wide, centred=flags[0])
+    return out, *sum_rows(x, partial, n, dtype, needs)
+
+
+def _backward_with_sums(options, args):
+    from rtxarr.kernels._norm_cuda import backward_with_sums
+
+    centred, weighted, n_params, plan, blocks = options
+    kernel = backward_with_sums(args[0].dtype, plan, centred, weighted, n_params)
+    return kernel, blocks, plan.block
+
+
+def _backward(options, args):
+    from rtxarr.kernels._norm_cuda import backward
+
+    centred, weighted, n = options
+    grad, x, weight, _, inverse = args[:5]
+    plan = backward_plan(n, x.dtype, _all_wide(n, grad, x, weight), with_sums=False)
+    return backward(x.dtype, plan, centred, weighted), plan.blocks(inverse.size), plan.block
 
 
 def forward_plan(n_features: int, dtype: Any, wide: bool) -> Any:
@@ -157,60 +162,64 @@ def backward_plan(n_features: int, dtype: Any, wide: bool, *, with_sums: bool) -
     return plan_rows(n_features, dtype, wide=wide, pieces=16 // width, lanes=256)
 
 
-def _flat(*arrays: Any) -> list[Any]:
-    return [None if a is None else row_by_row(a) for a in arrays]
+def _packed(*arrays: Any) -> list[Any]:
+    return [None if a is None else packed(a) for a in arrays]
 
 
 def _all_wide(n_features: int, *arrays: Any) -> bool:
-    return all(a is None or can_be_wide(a, n_features) for a in arrays)
+    return all(can_be_wide(a, n_features) for a in arrays)
 
 
 def _sum_columns(
-    xp: Any, grad: Any, x: Any, centre: Any, inverse: Any, n: int, *, wide: bool, centred: bool
+    grad: Any, x: Any, centre: Any, inverse: Any, n: int, *, wide: bool, centred: bool
 ) -> list[Any]:
     """Give partial sums of the gradients of the parameters, where rows are too long for one pass.
 
     ``wide``, ``centred``: as in the kernels.
     """
-    from rtxarr.kernels._norm_cuda import columns
     from rtxarr.kernels._vector import access
 
     across = -(-n // (32 * access(x.dtype, wide=wide).width))
     down = min(-(-inverse.size // 8), max(1, _MOST_THREADS // 256 // across))
-    partial = [xp.empty(down * n, dtype=inverse.dtype) for _ in range(2)]
+    partial = [empty(x, (down * n,), inverse.dtype) for _ in range(2)]
     arguments = (grad, x, centre, inverse, *partial, n)
-    launch(columns(x.dtype, wide, centred), (across, down), arguments, block=(32, 8))
+    launch_planned(_columns, (wide, centred, across, down), arguments)
     return partial
 
 
-def sum_rows(xp: Any, partial: list, n: int, dtype: Any, needs: tuple[bool, bool]) -> tuple:
+def _columns(options, args):
+    from rtxarr.kernels._norm_cuda import columns
+
+    wide, centred, across, down = options
+    return columns(args[0].dtype, wide, centred), (across, down), (32, 8)
+
+
+def sum_rows(like: Any, partial: list, n: int, dtype: Any, needs: tuple[bool, bool]) -> tuple:
     """Add up the rows of ``n`` partial sums of two arrays, in a fixed order, or None for each."""
+    return sum_pair(like, _join, dtype, partial, n, needs)
+
+
+def _join(options, args):
     from rtxarr.kernels._norm_cuda import JOIN_BLOCK, join
 
-    return sum_pair(xp, join(dtype), dtype, partial, n, needs, JOIN_BLOCK, JOIN_BLOCK[0])
+    n, dtype, n_arrays = options
+    return join(dtype), (-(-n // JOIN_BLOCK[0]), n_arrays), JOIN_BLOCK
 
 
 def sum_pair(
-    xp: Any,
-    kernel: Any,
-    dtype: Any,
-    partial: list,
-    n: int,
-    needs: tuple[bool, bool],
-    block: tuple[int, int],
-    per_block: int,
-    *numbers: int,
+    like: Any, plan: Any, dtype: Any, partial: Any, n: int, needs: tuple, *numbers: int
 ) -> tuple:
     """Add up two arrays of partial sums to ``n`` elements each; None for what is not needed.
 
-    The grid's x runs over blocks of ``per_block`` elements, its y over the arrays.
+    ``plan((n, dtype, n_arrays), args)`` chooses the kernel for arguments ``(first, second,
+    first_out, second_out, *numbers)``; the grid's y runs over the arrays.
     """
     which = [i for i in range(2) if needs[i]]
-    out = [xp.empty(n if needed else 0, dtype=dtype) for needed in needs]
+    out = [empty(like, (n if needed else 0,), dtype) for needed in needs]
     if which:
         first, last = which[0], which[-1]
         arguments = partial[first], partial[last], out[first], out[1 - first], *numbers
-        launch(kernel, (-(-n // per_block), len(which)), arguments, block=block)
+        launch_planned(plan, (n, dtype, len(which)), arguments)
     return tuple(a if needed else None for a, needed in zip(out, needs, strict=True))
 
 

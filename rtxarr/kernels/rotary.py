@@ -97,9 +97,9 @@ def _angles(angles: tuple, shape: tuple, order: tuple | None, dtype: Any) -> tup
     """
     cos, sin = angles
     own = cos.shape[:-1]
-    if order is None and cos.dtype == sin.dtype == dtype and own == sin.shape[:-1]:
-        if own == shape[len(shape) - cos.ndim : -1]:  # the usual case, at little cost
-            return packed(cos), packed(sin), 1, math.prod(own)
+    alike = cos.dtype == sin.dtype == dtype and own == sin.shape[:-1]
+    if order is None and alike and own == shape[len(shape) - cos.ndim : -1]:
+        return packed(cos), packed(sin), 1, math.prod(own)  # the usual case, at little cost
     xp, order, found = namespace(*angles), order or tuple(range(len(shape))), []
     for a in angles:
         a = xp.reshape(a, (1,) * (len(shape) - a.ndim) + tuple(a.shape)).transpose(order)
