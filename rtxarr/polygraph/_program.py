@@ -274,10 +274,17 @@ class Program:
         left = [pair for pair in graph.updates if self.in_place.get(pair[1]) != pair[0]]
         stored = {n for step in self.steps if step.loops is not None for n in step.results}
         stored.difference_update(self.in_place)
+        # First what may be an input's memory, before that is written; what kernels stored later.
+        left.sort(key=lambda pair: pair[1] in stored)
+        looking = [number for number, node in left if node not in stored]
+        spoilt = {graph.inputs[number] for number in looking}
         writes = []
         for i, (number, node) in enumerate(left):
             value = self._name(node)
-            if (not self.disjoint or len(left) > 1) and node not in stored:
+            base = behind_views(node, stored)
+            is_input = base.op == "input"
+            is_safe = base in stored or (base not in spoilt if is_input else len(looking) == 1)
+            if node not in stored and not (self.disjoint and is_safe):
                 lines.append(f"new{i} = copy({value})")
                 value = f"new{i}"
             writes.append(f"x{number}[...] = {value}")

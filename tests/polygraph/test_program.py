@@ -154,6 +154,20 @@ def test_everything_is_read_before_an_update_is_written(rng):
     run(ir.Graph([x], [ir.slice_node(x, (2,), (1,), (3,))], [(0, shifted)]), [rng.random(8, "f4")])
 
 
+@pytest.mark.parametrize("kind", ["shifted", "exchanged", "reversed"])
+def test_inputs_that_become_one_another_are_copied_where_they_must(rng, kind):
+    x, y, z = (ir.input_node(i, "float32", (6,)) for i in range(3))
+    turned = ir.slice_node(y, (5,), (-1,), (6,))
+    total = ir.map_node("add", y, ir.broadcast(ir.reduce_node("sum", y, (0,)), (6,)))
+    updates = {
+        "shifted": [(1, total), (0, turned)],
+        "exchanged": [(0, turned), (1, x)],
+        "reversed": [(1, turned)],
+    }[kind]
+    program = run(ir.Graph([x, y, z], [], updates), [rng.standard_normal(6, "f4") for _ in "xyz"])
+    assert program.text.count("copy(") == {"shifted": 0, "exchanged": 2, "reversed": 1}[kind]
+
+
 def test_inputs_that_overlap_are_read_before_any_is_written(rng):
     x, y = ir.input_node(0, "float32", (7,)), ir.input_node(1, "float32", (7,))
     graph = ir.Graph([x, y], [], [(0, ir.map_node("add", x, y))])
