@@ -118,7 +118,7 @@ def advance(history: Any, amax: Any, scales: Any, limits: tuple[float, float, fl
         from rtxarr.kernels._fp8_cuda import advance as kernel
 
         arrays = (history.reshape(-1), amax.reshape(-1), scales.reshape(-1))
-        launch(kernel(), 3, (*arrays, *map(np.float32, limits), history.shape[1]))
+        launch(kernel(), 3, (*arrays, *map(np.float32, limits), history.shape[1]), block=32)
         return
     history[:, :-1] = history[:, 1:].copy()
     history[:, -1] = amax[:, 0]

@@ -355,7 +355,7 @@ def fp8_cases():
     from rtxarr.kernels._fp8_cuda import advance, quantize
 
     single = ("float32", 1, "C")
-    rest = (("int32", 1, "C"), "int64", "int64", "uint32")
+    rest = (("int32", 1, "C"), *("int64",) * 3)
     # Each of the three devices that a kernel is compiled for gets some of these.
     for name, converts, wide, turned, kind in itertools.product(
         ("float32", "float16", "bfloat16"),
