@@ -29,6 +29,7 @@ RANKS = {
     "dtypes": 1,
     "kernels": 2,
     "libs": 2,
+    "_random_place": 3,
     "random": 3,
     "tape": 3,
     "ops": 4,
