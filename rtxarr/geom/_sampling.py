@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import os
@@ -133,10 +134,9 @@ class _HopSampler:
         graph = self.graph
         ptr = like(nodes, np.asarray(ptr, dtype=np.int64))
         n_batches = ptr.shape[0] - 1
-        place = stream_of(self.seed, self._domain, epoch)
         hops, parts = [], []
         for hop, n in enumerate(self.fanout):
-            key, stream = philox.derive(*place, hop)
+            key, stream = stream_of(self.seed, self._domain, epoch, hop)
             offsets, write = self._begin_draw(nodes, ptr, n, key, stream)
             indptrs, bounds = sampling.cut_offsets(offsets, ptr)
             part, edge_part = on_host(bounds)  # a hop waits here for a GPU, and only here
@@ -292,12 +292,12 @@ class LaborSampler(_HopSampler):
 # ------------------------------------------------------------------------------ shared by samplers
 
 
+@functools.lru_cache(maxsize=1024)
 def stream_of(seed: int, *numbers: int) -> tuple[np.uint64, np.uint64]:
     """Return the key and stream of what is drawn for ``numbers``."""
-    pair = np.uint64(seed), np.uint64(0)
-    for number in numbers:
-        pair = philox.derive(*pair, number)
-    return pair
+    if not numbers:
+        return np.uint64(seed), np.uint64(0)
+    return philox.derive(*stream_of(seed, *numbers[:-1]), numbers[-1])
 
 
 def rows_of(graph: Graph, nodes: Any) -> tuple[Any, Any]:
@@ -354,7 +354,9 @@ def check_nodes(name: str, nodes: Any, graph: Graph, *, n_nodes: int | None = No
             f"{nodes.dtype}"
         )
     nodes = plain(nodes)
-    check_range(name, nodes, 0, graph.n_dst if n_nodes is None else n_nodes)
+    n_nodes = graph.n_dst if n_nodes is None else n_nodes
+    if not sampling.are_below(nodes, n_nodes):
+        check_range(name, nodes, 0, n_nodes)
     nodes = _device.to_device(nodes, graph.device)
     xp = _device.namespace(nodes)
     return xp.ascontiguousarray(xp.astype(nodes, np.int64, copy=False))

@@ -138,6 +138,14 @@ def write_offsets(some, n, again, totals, out):
 
 
 @cuda.jit
+def find_outside(x, n, outside):
+    """Write 1 if any of ``x`` is not in [0, n); a thread each."""
+    i = np.int64(cuda.grid(1))
+    if i < x.size and not (x[i] >= 0 and x[i] < n):
+        outside[0] = 1
+
+
+@cuda.jit
 def look_up(nodes, ptr, indptr, available, first, degrees, usable):
     """Write where the edges of each node begin, how many they are and how many have a weight.
 

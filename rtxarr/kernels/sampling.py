@@ -14,6 +14,7 @@ import numpy as np
 from rtxarr._device import _SIMULATING, launch, namespace, runs_kernels
 
 __all__ = [
+    "are_below",
     "begin_draw",
     "begin_labor",
     "cut_offsets",
@@ -357,6 +358,21 @@ def _labor_on_gpu(
         return out
 
     return offsets, write
+
+
+def are_below(x: Any, n: int) -> bool:
+    """Tell whether all of the integers ``x`` lie in [0, n), in one wait for a GPU."""
+    if x.size == 0:
+        return True
+    if not runs_kernels(x):
+        return bool(x.min() >= 0) and bool(x.max() < n)
+    from rtxarr.kernels import _numbering_cuda as gpu
+
+    xp = namespace(x)
+    x = xp.ascontiguousarray(xp.astype(x, np.int64, copy=False))  # the largest become negative
+    outside = xp.zeros(1, dtype=np.int32)
+    launch(gpu.find_outside, x.size, (x, n, outside))
+    return not int(outside[0])
 
 
 def look_up(indptr: Any, nodes: Any, ptr: Any, available: Any = None) -> tuple[Any, Any, Any]:

@@ -235,6 +235,20 @@ def test_batches_are_those_of_the_host(place, monkeypatch, kind, fanout):
             assert_close(_device.to_device(found, "cpu"), expected, exact=True)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64, np.uint64])
+def test_what_is_outside_is_found(place, dtype):
+    for values, want in (
+        ([], True),
+        ([0, 4, 2], True),
+        ([0] * 300 + [5], False),
+        ([np.iinfo(dtype).max, 1], False),
+        ([1, np.iinfo(dtype).min], np.iinfo(dtype).min == 0),
+    ):
+        x = _device.to_device(np.array(values, dtype), place)
+        assert sampling.are_below(x, 5) == want
+        assert sampling.are_below(x[::-1], 5) == want
+
+
 def test_arrays_are_of_a_few_sizes(place):
     x = _device.to_device(np.zeros(1), place)
     sizes = [sampling.room(x, n) for n in range(100_000)]
