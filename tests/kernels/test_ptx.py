@@ -430,6 +430,7 @@ def numbering_cases():
         "sum_counts": counted,
         "sum_totals": (whole,),
         "write_offsets": (*counted, whole),
+        "find_outside": (whole, "int64", halves),
         "look_up": (whole,) * 7,
         "gather_edges": (whole, "int64", halves, whole, halves, whole),
         "cut_offsets": (whole, whole, whole, ("int64", 2, "C")),
