@@ -132,42 +132,57 @@ class _HopSampler:
     def _sample(self, nodes, ptr, epoch):
         epoch = _integer("epoch", epoch, 0, 2**63)
         graph = self.graph
+        n_seeds = _sizes(ptr)
         ptr = like(nodes, np.asarray(ptr, dtype=np.int64))
-        n_batches = ptr.shape[0] - 1
-        hops, parts = [], []
+        hops: list[list[tuple]] = []  # of each hop the graphs and edge numbers of all batches
+        drawn: Any = ()
+        cuts: Any = ()
         for hop, n in enumerate(self.fanout):
             key, stream = stream_of(self.seed, self._domain, epoch, hop)
             offsets, write = self._begin_draw(nodes, ptr, n, key, stream)
             indptrs, bounds = sampling.cut_offsets(offsets, ptr)
-            part, edge_part = on_host(bounds)  # a hop waits here for a GPU, and only here
+            if hop > 0:  # the host does its part while a GPU is busy
+                cuts = _cut(*drawn)
+            part, edge_part = on_host(bounds)  # a hop waits here, and only here
             nodes, edges = nodes[: sampling.room(nodes, part[-1])], write(edge_part[-1])
             src, ids = sampling.gather_edges(edges, edge_part[-1], graph.indices, graph.edge_ids)
             local, nodes, ptr = sampling.number_reached(nodes, ptr, src, bounds[1], graph.n_src)
-            parts.append(part)
-            # While a GPU does that, each batch gets its part.
-            hops.append(
-                [
-                    (indptrs[part[b] + b : part[b + 1] + b + 1], local[first:last], ids[first:last])
-                    for b, (first, last) in enumerate(itertools.pairwise(edge_part))
-                ]
-            )
-        parts.append(on_host(ptr))
-        return [self._batch(hops, parts, nodes, b) for b in range(n_batches)]
+            if hop > 0:
+                hops.append(_blocks(cuts, part))
+            drawn = indptrs, local, ids, part, edge_part
+        cuts = _cut(*drawn)
+        part = on_host(ptr)
+        hops.append(_blocks(cuts, part))
+        samples = []
+        for b, (begin, end) in enumerate(itertools.pairwise(part)):
+            own = nodes[begin:end]
+            graphs, edge_ids = zip(*[hop[b] for hop in reversed(hops)], strict=True)
+            if not self.directional:
+                inner, ids = induced(graph, own)
+                graphs, edge_ids = (inner,) * len(hops), (ids,) * len(hops)
+            samples.append(Sample(graphs, own, edge_ids, n_seeds[b]))
+        return samples
 
-    def _batch(self, hops, parts, nodes, b):
-        """Put batch ``b`` together."""
-        graphs, edge_ids = [], []
-        for batches, reached in zip(hops, parts[1:], strict=True):
-            indptr, local, ids = batches[b]
-            n_src = reached[b + 1] - reached[b]
-            graphs.append(Graph._made(indptr, local, n_src, None, nested=True))
-            edge_ids.append(ids)
-        nodes = nodes[parts[-1][b] : parts[-1][b + 1]]
-        n_seeds = parts[0][b + 1] - parts[0][b]
-        if not self.directional:
-            inner, ids = induced(self.graph, nodes)
-            graphs, edge_ids = [inner] * len(graphs), [ids] * len(graphs)
-        return Sample(tuple(graphs[::-1]), nodes, tuple(edge_ids[::-1]), n_seeds)
+
+def _cut(indptrs, local, ids, part, edge_part):
+    """Cut what a hop has drawn into offsets, sources and edge numbers of batches."""
+    found = []
+    for b, (begin, end) in enumerate(itertools.pairwise(edge_part)):
+        rows = slice(part[b] + b, part[b + 1] + b + 1)
+        found.append((indptrs[rows], local[begin:end], ids[begin:end]))
+    return found
+
+
+def _blocks(cuts, part):
+    """Make the graphs of a hop, whose sources are the nodes of ``part``."""
+    return [
+        (Graph._made(indptr, local, n_src, None, nested=True), ids)
+        for (indptr, local, ids), n_src in zip(cuts, _sizes(part), strict=True)
+    ]
+
+
+def _sizes(part):
+    return [end - begin for begin, end in itertools.pairwise(part)]
 
 
 class NeighborSampler(_HopSampler):
