@@ -1,13 +1,15 @@
 """Matrix products of fused functions that take in what surrounds them."""
 
+import json
+
 import numpy as np
 import pytest
 
 import rtxarr as rx
 from rtxarr import nn
 from rtxarr.libs import blas
+from rtxarr.polygraph import _aot_data, _library, _products
 from rtxarr.polygraph import _ir as ir
-from rtxarr.polygraph import _library, _products
 from rtxarr.polygraph._cpu_backend import CpuBackend
 from rtxarr.polygraph._cuda_backend import CudaBackend
 from rtxarr.polygraph._explain import programs_of
@@ -302,6 +304,18 @@ def test_linear_on_a_gpu_is_what_it_is_by_itself(takes_all, monkeypatch, dtype):
         rx.fuse(f)(x, w, b[:3])
     with pytest.raises(TypeError):
         rx.fuse(f)(x, w, np.ones(8, "int64"))
+
+
+def test_calls_can_be_saved():
+    x, w = ir.input_node(0, "float32", (4, 8)), ir.input_node(1, "float32", (8, 8))
+    bias = ir.input_node(2, "float32", (8,))
+    made = _products.made_of(_products.Product(x, w, bias, scale=0.5), "relu")(x, w, bias)
+    (call,) = made.src
+    written = json.dumps(_aot_data.encode(call.attrs))
+    read = _aot_data.decode(json.loads(written))
+    _aot_data.check_attrs("call", read)
+    assert ir.make("call", call.src, read, None, ()) is call
+    _aot_data.check_call(_products.product_and_sum, ())
 
 
 # -------------------------------------------------------------------------------- gradients
