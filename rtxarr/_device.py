@@ -731,19 +731,22 @@ def _launcher() -> Any:
 
     def launch(what, args, plan):
         device_id = current_device()
-        key = [what, device_id]
-        values = []
+        key, values, all_bits = [what, device_id], [], 0
         for x in args:
             kind = type(x)
             if kind is gpu_array:
                 memory = x.data
                 pointer = memory.ptr
-                layout = x._c_contiguous or x.strides
-                key += (x.dtype.num, x.shape, layout, memory.device_id, plan and pointer & 15)
+                all_bits |= pointer
+                key += (x.dtype.num, x.shape, x._c_contiguous or x.strides)
+                if memory.device_id != device_id:
+                    key.append(memory.device_id)
                 values.append(pointer)
             else:
                 key.append(kind)
                 values.append(x)
+        if plan is not None and all_bits & 15:
+            key.append(tuple([x.data.ptr & 15 for x in args if type(x) is gpu_array]))
         key = tuple(key)
         try:
             calls = thread.calls

@@ -196,12 +196,16 @@ def _kind(dtype: Any) -> str:
     """Return NumPy's letter for the dtype's kind, with bfloat16 a float."""
     # The cache must not mix libraries: array_api_strict's dtypes hash like NumPy's, but warn
     # when compared with them.
-    return _numpy_kind(dtype) if isinstance(dtype, np.dtype) else _foreign_kind(dtype)
+    return _NUMPY_KINDS[dtype] if isinstance(dtype, np.dtype) else _foreign_kind(dtype)
 
 
-@functools.cache
-def _numpy_kind(dtype: np.dtype) -> str:
-    return "f" if dtype == _BF16 else dtype.kind
+class _Kinds(dict):
+    def __missing__(self, dtype: np.dtype) -> str:
+        self[dtype] = "f" if dtype == _BF16 else dtype.kind
+        return self[dtype]
+
+
+_NUMPY_KINDS: dict[np.dtype, str] = _Kinds()  # a look-up costs half a call of a cached function
 
 
 @functools.cache

@@ -101,8 +101,7 @@ def aggregate(
             None,
         )
     _check_weight(graph, x, weight)
-    dtype = result_type(raw(x).dtype, raw(weight).dtype)
-    x, weight = (astype(a, dtype, copy=False) for a in (x, weight))
+    x, weight = _of_one_dtype(x, weight)
     if op in ("sum", "mean"):
         out = _weighted(graph, x, weight)
         if op == "mean":
@@ -117,6 +116,13 @@ def aggregate(
         None,
         weight,
     )
+
+
+def _of_one_dtype(a, b):
+    if a.dtype == b.dtype:
+        return a, b
+    dtype = result_type(a.dtype, b.dtype)
+    return [astype(x, dtype, copy=False) for x in (a, b)]
 
 
 def _masked(mask, weight):
@@ -200,8 +206,8 @@ def _kind(x):
 
 
 def _check_place(name, x, graph):
-    place = _device.device_of(x)
-    if place != graph.device:
+    place, wanted = _device.device_of(x), graph.device
+    if place is not wanted and place != wanted:
         raise ValueError(f"{name} must be on {graph.device}, where the graph is, got {place}")
 
 
@@ -258,8 +264,7 @@ def sddmm(graph: Any, u: Any, v: Any, op: str = "dot") -> Any:
         return {"add": _add, "sub": _sub, "mul": _mul, "div": _div}[op](a, b)
     if u.ndim < 2:
         raise ValueError(f"'dot' needs rows, got u of shape {tuple(u.shape)}")
-    dtype = result_type(raw(u).dtype, raw(v).dtype)
-    u, v = (astype(a, dtype, copy=False) for a in (u, v))
+    u, v = _of_one_dtype(u, v)
     heads, width = u.shape[1:-1], u.shape[-1]
     if len(heads) < 2:
         return _edges.edge_dot(u, v, graph=graph)

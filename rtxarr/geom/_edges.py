@@ -78,7 +78,7 @@ def edges_of(graph: Any) -> Edges:
 
 
 def _has_kernel(*arrays: Any) -> bool:
-    return runs_kernels(arrays[0]) and all(is_floating(x.dtype) for x in arrays)
+    return runs_kernels(arrays[0]) and all([is_floating(x.dtype) for x in arrays])
 
 
 def _gathered(kind: str, graph: Any, x: Any, **options: Any) -> Any:
@@ -151,12 +151,15 @@ def weighted_sum(weight, x, /, *, graph):
     """
     if not _has_kernel(weight, x):
         return _host_weighted_sum(weight, x, graph)
-    dtype = result_type(weight, x)
-    weight, x = _alike(weight, x)
-    rows, n_heads = x.reshape(x.shape[0], math.prod(x.shape[1:])), x.shape[1] if x.ndim > 2 else 1
+    dtype, n_heads = x.dtype, x.shape[1] if x.ndim > 2 else 1
+    if weight.dtype != dtype:
+        dtype = result_type(weight, x)
+        weight, x = _alike(weight, x)
+    rows = x if x.ndim == 2 else x.reshape(x.shape[0], math.prod(x.shape[1:]))
     weight, order = _as_stored(weight, graph)
     options = {"extra": weight, "order": order, "n_heads": n_heads, "dtype": dtype}
-    return _gathered("weighted", graph, rows, **options).reshape(graph.n_dst, *x.shape[1:])
+    out = _gathered("weighted", graph, rows, **options)
+    return out if x.ndim == 2 else out.reshape(graph.n_dst, *x.shape[1:])
 
 
 def keep_weights(graph: Any, weight: Any) -> None:

@@ -40,7 +40,7 @@ def dropout_add(x: Any, residual: Any, bias: Any, *, place: Any, rate: float) ->
     array, shape and dtype of ``x``, row by row in memory
     """
     out = _device.empty(x, x.shape, x.dtype)
-    x, residual, bias = (None if a is None else packed(a) for a in (x, residual, bias))
+    x, residual, bias = [None if a is None else packed(a) for a in (x, residual, bias)]
     from_memory = not isinstance(place, tuple)
     launch_planned(
         _plan,

@@ -76,14 +76,14 @@ def gather_reduce(
     if not out.size:
         return out
     scalar = accumulator(x.dtype)
-    x, own, extra = (a if a is None else packed(a) for a in (x, own, extra))
+    x, own, extra = [a if a is None else packed(a) for a in (x, own, extra)]
     gathered, width, pointers, parts = True, None, indices, x
     if len(levels) > 1:  # all go by the first
         width = _width(kind, n_heads, x, own, extra, out)
     numbers = n_features, n_heads, n_features // n_heads, scalar.type(empty)
     for level in levels:
         joined, parts = parts, _device.empty(indptr, (level.n_pieces * n_features,), scalar)
-        given = tuple(indptr if a is None else a for a in (order, joined, own, extra))
+        given = [indptr if a is None else a for a in (order, joined, own, extra)]
         options = (kind, end, gathered, order is not None, own is not None, extra is not None)
         arguments = (*level, pointers, *given, out, parts, *numbers)
         launch_planned(_reduction, (*options, n_heads, width), arguments)

@@ -87,7 +87,9 @@ class Module:
 
     def modules(self) -> Iterator["Module"]:
         """Yield this module and all below, each once."""
-        return (module for _, module in self.named_modules())
+        found: dict[int, Module] = {}
+        _add_modules(self, found, ())
+        return iter(found.values())
 
     def named_children(self) -> Iterator[tuple[str, "Module"]]:
         """Yield ``(name, module)`` for the modules among the attributes."""
@@ -126,7 +128,8 @@ class Module:
     def train(self, mode: bool = True) -> "Module":
         """Set ``training`` on the whole tree; gives the module itself."""
         for module in self.modules():
-            module.training = mode
+            if module.training is not mode:
+                module.training = mode
         return self
 
     def eval(self) -> "Module":
@@ -273,6 +276,25 @@ def _unnest(name, value, above=()):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for key, part in parts:
             yield from _unnest(f"{name}.{key}", part, (*above, value))
+
+
+def _add_modules(item, found, above):
+    """Add the modules in ``item`` to those found by their ``id``, in the order of their names."""
+    if isinstance(item, Module):
+        if id(item) in found:
+            return
+        found[id(item)] = item
+        parts, above = vars(item).values(), ()
+    elif any(item is one for one in above):
+        return
+    else:
+        parts, above = item.values() if isinstance(item, dict) else item, (*above, item)
+    for part in parts:
+        if isinstance(part, _HOLDERS):
+            _add_modules(part, found, above)
+
+
+_HOLDERS = Module, list, tuple, dict
 
 
 def _named_modules(module, prefix, seen):
