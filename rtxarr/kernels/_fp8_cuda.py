@@ -15,14 +15,12 @@ import ml_dtypes
 import numpy as np
 
 from rtxarr._device import _SIMULATING, cuda
+from rtxarr.kernels._rows import group_reduce
 from rtxarr.kernels._vector import access, by_offset
-from rtxarr.kernels.fp8 import KINDS, TILE
+from rtxarr.kernels.fp8 import COLUMNS, KINDS, ROWS
 
 THREADS = 256
 BLOCKS = 4  # at least that many on a multiprocessor
-_LANES = TILE // 8  # threads along a row
-_GROUPS = TILE // 4  # parts along a column
-_WARPS = THREADS // 32
 
 
 class _Format(NamedTuple):
@@ -52,6 +50,10 @@ if _SIMULATING:
 
     def _checked(value):
         return value if np.isfinite(value) else np.float32(np.nan)
+
+    def _product(a, b):
+        with np.errstate(over="ignore"):
+            return a * b
 
     def _permuted(a, b, order):
         found = np.asarray([a, b], np.uint32).view(np.uint8)
@@ -115,6 +117,7 @@ else:
     _larger = _instruction("{ .reg .f32 size; abs.f32 size, $2; max.f32 $0, $1, size; }", "f", "ff")
     # NaN for what is not finite.
     _checked = _instruction("fma.rn.f32 $0, $1, 0f00000000, $1;", "f", "f")
+    _product = _instruction("mul.rn.f32 $0, $1, $2;", "f", "ff")
     # The bytes of two words, numbered from the lowest, that the digits of the third name.
     _permuted = _instruction("prmt.b32 $0, $1, $2, $3;", "r", "rrr")
 
@@ -256,8 +259,15 @@ def quantize(dtype: np.dtype, kind: str, turned: bool, wide: bool, converts: boo
     four = _four_codes(kind, converts)
     read, put8, put4 = _accesses(dtype, wide)
     one = np.float32(1)
+    lanes, groups = COLUMNS // 8, ROWS // 4  # parts of a row and of a column
+    spread = max(32 // lanes, 1)
+    reduce = group_reduce(_larger, np.float32, THREADS, 1)
     even, odd = (np.uint32(order) for order in (0x5140, 0x7362))  # bytes of two rows, in turn
     lower, upper = (np.uint32(order) for order in (0x5410, 0x7632))  # halves
+
+    @cuda.jit(device=True)
+    def four_scaled(a, b, c, d, scale):
+        return four(_product(a, scale), _product(b, scale), _product(c, scale), _product(d, scale))
 
     @cuda.jit(device=True)
     def words(a, scale):
@@ -266,8 +276,8 @@ def quantize(dtype: np.dtype, kind: str, turned: bool, wide: bool, converts: boo
         if not most < _HUGE:
             a = _all_checked(a)
             most = _largest(a)
-        low = four(a[0] * scale, a[1] * scale, a[2] * scale, a[3] * scale)
-        return low, four(a[4] * scale, a[5] * scale, a[6] * scale, a[7] * scale), most
+        low = four_scaled(a[0], a[1], a[2], a[3], scale)
+        return low, four_scaled(a[4], a[5], a[6], a[7], scale), most
 
     @cuda.jit(device=True)
     def turn(tile, j, place, a, b, c, d):
@@ -285,18 +295,17 @@ def quantize(dtype: np.dtype, kind: str, turned: bool, wide: bool, converts: boo
 
     @cuda.jit(**bounds)
     def kernel(x, scale, codes, transposed, amax, m, n, across):
-        tile = cuda.shared.array((TILE, _GROUPS), np.uint32)
-        largest = cuda.shared.array(THREADS, np.float32)
+        tile = cuda.shared.array((COLUMNS, groups), np.uint32)
         thread, block = cuda.threadIdx.x, np.uint32(cuda.blockIdx.x)
         n_across = np.uint32(across)  # short divisions
-        first_row = np.int64(block // n_across) * TILE
-        first_column = np.int64(block % n_across) * TILE
+        first_row = np.int64(block // n_across) * ROWS
+        first_column = np.int64(block % n_across) * COLUMNS
         inverse = one / scale[0]
         most = _ZERO
-        lane = thread % _LANES
+        lane = thread % lanes
         column = first_column + 8 * lane
-        for k in range(_GROUPS * _LANES // THREADS):
-            group = thread // _LANES + k * (THREADS // _LANES)
+        for k in range(groups * lanes // THREADS):
+            group = thread // lanes + k * (THREADS // lanes)
             row = first_row + 4 * group
             if row < m and column < n:
                 at, left = row * n + column, n - column
@@ -320,29 +329,24 @@ def quantize(dtype: np.dtype, kind: str, turned: bool, wide: bool, converts: boo
                 most = max(most, size)
                 if turned:
                     # The threads of a warp write to different banks.
-                    j, place = 8 * lane, group ^ (2 * lane)
+                    j, place = 8 * lane, group ^ (spread * lane & (groups - 1))
                     turn(tile, j, place, a_low, b_low, c_low, d_low)
                     turn(tile, j + 4, place, a_high, b_high, c_high, d_high)
-        largest[thread] = most
-        cuda.syncthreads()  # the tile and the sizes of all threads are in place
+        most = reduce(most, 0)  # has a barrier: the tile is in place, too
         if turned:
-            # A warp stores a column of the tile.
-            group, j = thread % 32, thread // 32
+            # Neighbouring threads store neighbours of a column.
+            group, j = thread % groups, thread // groups
             row, at = first_row + 4 * group, (first_column + j) * m + first_row + 4 * group
-            for _ in range(TILE // _WARPS):
+            for _ in range(COLUMNS * groups // THREADS):
                 if row < m and first_column + j < n:
-                    put4(transposed, at, m - row, tile[j, group ^ (2 * (j >> 3))])
-                j += _WARPS
-                at += _WARPS * m
-        half = THREADS // 2
-        while half > 0:
-            if thread < half:
-                largest[thread] = max(largest[thread], largest[thread + half])
-            cuda.syncthreads()  # this half is reduced
-            half //= 2
+                    put4(
+                        transposed, at, m - row, tile[j, group ^ (spread * (j >> 3) & (groups - 1))]
+                    )
+                j += THREADS // groups
+                at += THREADS // groups * m
         if thread == 0:
             # The bits of numbers that are not negative are in their order: the same in any order.
-            cuda.atomic.max(amax, 0, np.int32(_bits(largest[0])))
+            cuda.atomic.max(amax, 0, np.int32(_bits(most)))
 
     return kernel
 
