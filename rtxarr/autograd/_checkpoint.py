@@ -7,6 +7,8 @@ what only makes the result is not run again. The graph itself stays, so closures
 and higher derivatives need no special case.
 """
 
+import contextlib
+
 import numpy as np
 
 from rtxarr._device import is_array
@@ -118,16 +120,15 @@ class _Frame:
             autocast(self.low),
             watching(frame=twin, recomputing=True),
             random.replay_draws(self.draws),
+            contextlib.suppress(_Enough),
         ):
-            try:
-                self.function(*args, **kwargs)
-            except _Enough:
-                self.found = twin.found
-                return
-        raise RuntimeError(
-            f"a checkpointed function must do the same each time: it recorded {len(self.steps)} "
-            f"operations at first, {twin.n_steps} when repeated"
-        )
+            self.function(*args, **kwargs)
+        if twin.n_steps <= self.last:
+            raise RuntimeError(
+                "a checkpointed function must do the same each time: it recorded "
+                f"{len(self.steps)} operations at first, {twin.n_steps} when repeated"
+            )
+        self.found = twin.found
 
 
 class _Twin:
@@ -160,6 +161,8 @@ class _Twin:
 
     def _take(self, name, saved):
         place, frame = self.n_steps, self.frame
+        if place > frame.last:
+            return  # the function has handled the end
         if frame.steps[place] != name:
             raise RuntimeError(
                 "a checkpointed function must do the same each time: its operation "
