@@ -78,7 +78,7 @@ def edges_of(graph: Any) -> Edges:
 
 
 def _has_kernel(*arrays: Any) -> bool:
-    return runs_kernels(arrays[0]) and all([is_floating(x.dtype) for x in arrays])
+    return runs_kernels(arrays[0]) and all(map(is_floating, [x.dtype for x in arrays]))
 
 
 def _gathered(kind: str, graph: Any, x: Any, **options: Any) -> Any:

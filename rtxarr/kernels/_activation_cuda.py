@@ -75,10 +75,14 @@ def _shared(scalar):
 
 @functools.cache
 def _formulas(scalar) -> dict[str, Callable]:
-    one, half = scalar(1), scalar(0.5)
+    zero, one, half = scalar(0), scalar(1), scalar(0.5)
     root = scalar(math.sqrt(0.5))
     scale, cubic = scalar(math.sqrt(2 / math.pi)), scalar(0.044715)
     sigmoid, softplus = _shared(scalar)
+
+    @cuda.jit(device=True)
+    def elu(x):
+        return x if x > zero else scalar(math.expm1(x))
 
     @cuda.jit(device=True)
     def gelu(x):
@@ -96,7 +100,19 @@ def _formulas(scalar) -> dict[str, Callable]:
     def mish(x):
         return x * math.tanh(softplus(x))
 
-    return {"gelu": gelu, "gelu_tanh": gelu_tanh, "mish": mish, "sigmoid": sigmoid, "silu": silu}
+    @cuda.jit(device=True)
+    def relu(x):
+        return zero if x <= zero else x  # a NaN stays
+
+    return {
+        "elu": elu,
+        "gelu": gelu,
+        "gelu_tanh": gelu_tanh,
+        "mish": mish,
+        "relu": relu,
+        "sigmoid": sigmoid,
+        "silu": silu,
+    }
 
 
 @functools.cache
@@ -134,10 +150,15 @@ def _slopes(scalar) -> dict[str, Callable]:
         return g * (out * (one - out))
 
     @cuda.jit(device=True)
+    def of_elu(out, g):
+        return g if out > zero else g * (out + one)
+
+    @cuda.jit(device=True)
     def of_relu(out, g):
         return zero if out <= zero else g
 
     return {
+        "elu": of_elu,
         "gelu": gelu,
         "gelu_tanh": gelu_tanh,
         "mish": mish,

@@ -16,9 +16,10 @@ from rtxarr.kernels._dense import map_dense
 
 __all__ = ["BACKWARD", "FORWARD", "activation", "activation_gradient", "fits"]
 
-FORWARD = ("gelu", "gelu_tanh", "mish", "sigmoid", "silu")
+FORWARD = ("elu", "gelu", "gelu_tanh", "mish", "relu", "sigmoid", "silu")
 # What the gradient is computed from: the input, or the output.
 BACKWARD = {
+    "elu": "out",
     "gelu": "x",
     "gelu_tanh": "x",
     "mish": "x",

@@ -93,6 +93,8 @@ def relu(x, /):
     x : array or Tensor of a real floating dtype, any shape
     """
     check_floating(x=x)
+    if kernels.fits(x):
+        return kernels.activation("relu", x)
     if _device.is_device_array(x):
         return maximum(x, 0)
     xp = namespace(x)
@@ -133,14 +135,21 @@ def elu(x, /, *, alpha: float = 1.0, scale: float = 1.0):
     """
     check_number("alpha", alpha, at_least=0)
     check_number("scale", scale, above=0)
+    if alpha == scale == 1 and kernels.fits(x):
+        return kernels.activation("elu", x)
     xp = namespace(x)
     negative = xp.where(x > 0, xp.zeros_like(x), x)  # expm1 must not overflow where unused
     return scale * xp.where(x > 0, x, alpha * xp.expm1(negative))
 
 
-elu.defvjps(
-    x=lambda g, out, alpha, scale: widen(g) * where(out > 0, scale, widen(out) + scale * alpha)
-)
+def _elu_rule(g, out, alpha, scale):
+    def formula(out, g):
+        return widen(g) * where(out > 0, scale, widen(out) + scale * alpha)
+
+    return _gradient("elu", out, g, formula) if alpha == scale == 1 else formula(out, g)
+
+
+elu.defvjps(x=_elu_rule)
 
 
 def selu(x, /):

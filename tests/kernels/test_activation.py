@@ -16,9 +16,11 @@ def softplus(x):
 
 SCALE = np.sqrt(2 / np.pi)
 FORMULAS = {
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     "gelu": lambda x: 0.5 * x * (1 + erf(x / np.sqrt(2))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(SCALE * (x + 0.044715 * x**3))),
     "mish": lambda x: x * np.tanh(softplus(x)),
+    "relu": lambda x: np.maximum(x, 0),
     "sigmoid": expit,
     "silu": lambda x: x * expit(x),
 }
@@ -35,6 +37,7 @@ def mish_slope(x):
 
 
 SLOPES = {
+    "elu": lambda out: np.where(out > 0, 1.0, out + 1),
     "gelu": lambda x: 0.5 * (1 + erf(x / np.sqrt(2))) + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi),
     "gelu_tanh": tanh_slope,
     "mish": mish_slope,
@@ -106,7 +109,7 @@ def test_memory_layout_is_kept():
 @pytest.mark.gpu
 def test_nan_and_infinities_are_those_of_the_formulas():
     x = np.array([np.nan, np.inf, -np.inf], np.float32)
-    for name in ("gelu", "silu", "mish", "sigmoid"):
+    for name in ("elu", "gelu", "silu", "mish", "relu", "sigmoid"):
         with np.errstate(all="ignore"):
             want = getattr(rx, name)(x)
         assert_close(rx.Tensor(getattr(rx, name)(_device.cupy.asarray(x))).numpy(), want)
