@@ -4,7 +4,8 @@ Both make the weights again from the logarithms of their sums, and never add int
 several threads. With ``s`` the score of an edge, ``a`` its weight, and ``g`` the gradient of the
 row of its destination, ``g . values`` that of the weight, the score's gradient is
 ``a * (g . values - delta)``, where ``delta = g . out``. The first pass leaves the logarithm and
-``delta`` of each destination that has edges side by side, in ``found``.
+``delta`` of each destination that has edges side by side in ``found``, with its own term where
+scores have one: the second pass reads them from one place.
 
 The gradients of a destination's scores add up to zero. So those at which the leaky ReLU has one
 slope give the sum of the others too, and with additive scores the rows of these need not be read:
@@ -21,6 +22,7 @@ from rtxarr._device import cuda
 from rtxarr.kernels._edge_attention_cuda import Variant
 from rtxarr.kernels._heads import (
     Plan,
+    bounded,
     element,
     exponential,
     heads_of,
@@ -28,9 +30,9 @@ from rtxarr.kernels._heads import (
     leaky,
     near_of,
     place_of,
+    records_of,
     widest,
 )
-from rtxarr.kernels._rows import bounded
 from rtxarr.kernels._vector import access
 
 
@@ -42,10 +44,10 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
     there are too many, and leave their part of the vectors' gradient in ``parts``, a row of heads
     for each of their items. The threads of a warp go round together, as in the forward kernel.
     """
-    kind, nodes, edges, numbered, drops, _ = variant
+    kind, nodes, edges, numbered, drops, *_ = variant
     _, scalar, load_one, _, _ = access(dtype, wide=False)
     begin, _, put, put_sums, _, total = heads_of(dtype, plan)
-    n_words, word, place_of_part, fetch, unpack, _ = near_of(dtype, plan)
+    n_words, word, place_of_part, fetch, unpack = near_of(dtype, plan)
     exp, longest_of, n_heads, n_features = exponential(dtype), widest(plan), *plan[:2]
     slope_at, keep = leaky(scalar), keeps()
     mlp, dot, edge_rows = kind == "mlp", kind == "dot", variant.rows
@@ -58,10 +60,13 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
     n_theirs = size if edge_rows else 1
     signed, additive = nodes and not (mlp or dot or edges), not (mlp or dot)
     n_terms, n_next = (unroll if wanted else 1 for wanted in (additive, signed))
-    node_type = variant.node_type
+    node_type, n_found = variant.node_type, variant.n_found
+    _, store_found = records_of(scalar, n_found, n_heads)
     zero, one, lowest = scalar(0), scalar(1), scalar(-np.inf)
 
-    @bounded(plan.threads)
+    blocks = variant.blocks(5 if mlp and size == 8 else 6, plan, dtype)
+
+    @bounded(plan.threads, blocks)
     def kernel(
         starts, lengths, rows, n_pieces, indptr, indices, ids, src, dst, values, vector, edge,
         factor, grad, out, lse, found, of_dst, of_edge, sums, parts, place, offset, stream, key,
@@ -135,7 +140,10 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
                 shift = lse[unit]
                 shift = shift if shift > lowest else zero
                 if live and whole and cuda.threadIdx.x == 0:
-                    found[2 * unit], found[2 * unit + 1] = shift, delta
+                    if n_found == 4:
+                        store_found(found, unit, (shift, delta, own_term, zero))
+                    else:
+                        store_found(found, unit, (shift, delta))
                 for u in range(unroll):
                     at = np.int64(min(np.int32(u), last))
                     nodes_here[u] = element(indices, edges_at, at)
@@ -278,11 +286,13 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
     ``vector`` and ``vector_dst``, whose part in its gradient is added to the rest; the gradient
     ``of_dst`` of the second is known. The first sources are the destinations.
     """
-    kind, nodes, edges, numbered, drops, _ = variant
+    kind, nodes, edges, numbered, drops, *_ = variant
     _, scalar, load_one, _, _ = access(dtype, wide=False)
     begin, _, put, put_sums, _, total = heads_of(dtype, plan)
-    n_words, word, place_of_part, fetch, unpack, pair = near_of(dtype, plan)
-    exp, longest_of, n_heads, n_features = exponential(dtype), widest(plan), *plan[:2]
+    n_words, word, place_of_part, fetch, unpack = near_of(dtype, plan)
+    (n_heads, n_features), n_found = plan[:2], variant.n_found
+    load_found, _ = records_of(scalar, n_found, n_heads)
+    exp, longest_of = exponential(dtype), widest(plan)
     slope_at, keep = leaky(scalar), keeps()
     mlp, dot, edge_rows = kind == "mlp", kind == "dot", variant.rows
     size, unroll = plan.kept, plan.unroll(1 + (mlp or dot) + edge_rows, dtype)
@@ -293,7 +303,9 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
     n_theirs, node_type = size if edge_rows else 1, variant.node_type
     zero, lowest = scalar(0), scalar(-np.inf)
 
-    @bounded(plan.threads)
+    blocks = variant.blocks(6, plan, dtype)
+
+    @bounded(plan.threads, blocks)
     def kernel(
         starts, lengths, rows, n_pieces, indptr, indices, ids, src, dst, values, vector, edge,
         factor, grad, found, of_dst, vector_dst, of_values, of_src, sums, sums_src, place, offset,
@@ -328,8 +340,8 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
         last, longest = np.int32(max(length - 1, 0)), longest_of(length)
         unit, piece = row * n_heads + head, item * n_heads + head
         edges_at, ids_at = place_of(indices, start), place_of(ids, start)
-        grad_at, found_at = place_of_part(grad, head), place_of(found, 2 * head)
-        dst_at = place_of_part(dst, head) if mlp or dot else place_of(dst, head)
+        grad_at, found_at = place_of_part(grad, head), place_of(found, n_found * head)
+        dst_at = place_of_part(dst, head) if mlp or dot else np.int64(0)
         edge_at = place_of_part(edge, head) if edge_rows else np.int64(0)
         own_term, of_own_term = zero, zero
         for i in range(size):
@@ -356,16 +368,18 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
             for u in range(unroll):
                 node, at = at_end[u], np.int64(min(np.int32(first + u), last))
                 fetch(grad, grad_at, node, grad_rows, u * n_words)
-                shifts[u], deltas[u] = pair(found, found_at, node)
+                term = own_term
+                if n_found == 4:
+                    shifts[u], deltas[u], dst_term, _ = load_found(found, found_at, node)
+                    term += dst_term
+                else:
+                    shifts[u], deltas[u] = load_found(found, found_at, node)
                 if mlp or dot:
                     fetch(dst, dst_at, node, dst_rows, u * n_words)
                 if edge_rows:
                     number = element(ids, ids_at, at) if numbered else start + at
                     fetch(edge, edge_at, number, edge_rows_near, u * n_words)
                 if not (mlp or dot):
-                    term = own_term
-                    if nodes:
-                        term += element(dst, dst_at, np.int64(node) * n_heads)
                     if edges:
                         number = element(ids, ids_at, at) if numbered else start + at
                         term += load_one(edge, number * n_heads + head)[0]

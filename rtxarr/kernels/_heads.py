@@ -104,6 +104,16 @@ def _plan(n_heads, n_features, width, chunks, lanes):
     return Plan(n_heads, n_features, width, chunks, lanes, heads, items)
 
 
+def bounded(threads: int, blocks: int | None = None) -> Any:
+    """Give the decorator of a kernel whose blocks never have more threads than this.
+
+    ``blocks``: the registers of a multiprocessor suffice for so many of them at least.
+    """
+    if _SIMULATING:
+        return cuda.jit
+    return cuda.jit(launch_bounds=(threads, blocks) if blocks else threads)
+
+
 class Heads(NamedTuple):
     """Device functions over the part of a head that a thread holds.
 
@@ -264,9 +274,6 @@ class Near(NamedTuple):
         ``words[at:at + n_words]``.
     unpack : device function
         ``unpack(words, at, kept)`` gives its ``plan.kept`` numbers.
-    pair : device function
-        ``pair(array, place, node)`` gives two numbers; ``place_of(array, 2 * head)`` is those of
-        node 0.
     """
 
     n_words: int
@@ -274,13 +281,11 @@ class Near(NamedTuple):
     place: Any
     fetch: Any
     unpack: Any
-    pair: Any
 
 
 @functools.cache
 def near_of(dtype: np.dtype, plan: Plan) -> Near:
     """Return how the threads of ``plan`` read heads of nodes with the fewest instructions."""
-    scalar = access(dtype, wide=False).scalar
     n_heads, n_features, width, chunks, lanes = plan[:5]
     size, n_row = plan.kept, n_heads * n_features
     if _SIMULATING:
@@ -289,21 +294,16 @@ def near_of(dtype: np.dtype, plan: Plan) -> Near:
         def copy(words, at, kept):
             kept[:] = words[at : at + size]
 
-        def pair_at(array, place, node):
-            return array[place + 2 * n_heads * node], array[place + 2 * n_heads * node + 1]
-
         return Near(
             size,
-            scalar,
+            access(dtype, wide=False).scalar,
             lambda array, head: head * n_features,
             lambda array, place, node, kept, at: fetch_at(array, place + node * n_row, kept, at),
             copy,
-            pair_at,
         )
     n_bytes, load, _ = by_address(dtype, width)
-    pair_bytes, load_pair, _ = by_address(scalar, 2)
-    row_bytes, pair_bytes = np.int64(n_row * n_bytes), np.int64(2 * n_heads * pair_bytes)
-    exact, piece_bytes = n_features == plan.kept * lanes, width * n_bytes
+    row_bytes, piece_bytes = np.int64(n_row * n_bytes), width * n_bytes
+    exact = n_features == plan.kept * lanes
     each, word, _, numbers = packed(dtype, wide=width > 1)
     per_word, nothing = width // each, word(0)
     load = load_words if per_word > 1 else load
@@ -330,11 +330,38 @@ def near_of(dtype: np.dtype, plan: Plan) -> Near:
             for i in range(per_word):
                 kept[k * per_word + i] = values[i]
 
-    @cuda.jit(device=True)
-    def pair(array, place, node):
-        return load_pair(place + np.int64(node) * pair_bytes)
+    return Near(chunks * each, word, place, fetch, unpack)
 
-    return Near(chunks * each, word, place, fetch, unpack, pair)
+
+@functools.cache
+def records_of(scalar: type, n: int, n_heads: int):
+    """Return how 2 or 4 numbers of each node and head, side by side, are read and written.
+
+    ``load(array, place, node)`` gives those of a node, ``place_of(array, n * head)`` being where
+    those of node 0 are; ``store(array, unit, numbers)`` writes those of a node and a head.
+    """
+    if _SIMULATING:
+
+        def load(array, place, node):
+            first = place + n * n_heads * node
+            return tuple(array[first : first + n])
+
+        def store(array, unit, numbers):
+            array[n * unit : n * unit + n] = numbers
+
+        return load, store
+    n_bytes, load_at, store_at = by_address(scalar, n)
+    step = np.int64(n * n_heads * n_bytes)
+
+    @cuda.jit(device=True)
+    def load(array, place, node):
+        return load_at(place + np.int64(node) * step)
+
+    @cuda.jit(device=True)
+    def store(array, unit, numbers):
+        store_at(place_of(array, n * unit), numbers)
+
+    return load, store
 
 
 @functools.cache

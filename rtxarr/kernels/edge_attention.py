@@ -178,7 +178,7 @@ def attend_gradient(
     of_edge = None
     if scores.edge is not None:
         of_edge = xp.empty(scores.edge.shape, dtype=dtype if given.variant.rows else scalar)
-    found = xp.empty(2 * logs.shape[0], dtype=scalar)
+    found = xp.empty(given.variant.n_found * logs.shape[0], dtype=scalar)
     plan = given.plan(grad, out, *(() if projections is None else map(row_by_row, projections)))
     numbers = n_heads if kind == "additive" else width  # of a node's part in a score
 

@@ -243,6 +243,27 @@ def test_all_types_and_widths(place, skewed, kind, dtype, n_heads, n_features):
     check(skewed, place, kind, dtype, n_heads, n_features)
 
 
+@pytest.mark.sim
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_go_round_with_those_of_longer_items(monkeypatch, kind):
+    """On a GPU all of a warp do; in the simulator, which has no warps, all go round too often."""
+    from rtxarr.kernels import _edge_attention_back_cuda as back
+    from rtxarr.kernels import _edge_attention_cuda as ahead
+
+    kernels = ahead.forward, back.by_destinations, back.by_sources
+    for module in (ahead, back):
+        monkeypatch.setattr(module, "widest", lambda plan: lambda n: np.int32(n + 5))
+    for kernel in kernels:
+        kernel.cache_clear()
+    try:
+        src, dst = np.array([0, 1, 4, 4, 4, 4, 4, 2]), np.array([1, 1, 3, 3, 3, 0, 0, 0])
+        graph = geom.Graph.from_edges(src, dst, n_nodes=6)  # nodes 2, 4 and 5 end no edge
+        check(graph, _device.device("cpu"), kind, "float32", 2, 4)
+    finally:
+        for kernel in kernels:
+            kernel.cache_clear()
+
+
 def test_destinations_that_are_the_first_sources(place, skewed):
     """As in what samplers give."""
     n_dst = skewed.n_dst // 2

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rtxarr import _device
 from rtxarr.kernels import segment
 from rtxarr.kernels.scatter import scatter_reduce
 from rtxarr.kernels.segment import segment_reduce
@@ -186,6 +187,27 @@ def test_bad_indices_are_refused():
 def test_bad_scatters_are_refused(index, values, n_rows, error, match):
     with pytest.raises(error, match=match):
         scatter_reduce("sum", np.array(index), values, n_rows)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("n_rows, n_features", [(1, 3), (2, 8), (40, 5), (300, 8), (9, 0), (0, 2)])
+def test_columns_add_up_in_any_number_of_passes(place, monkeypatch, n_rows, n_features, dtype):
+    times = 1
+    if place.kind == "cpu":
+        monkeypatch.setattr(segment, "_PARTS", 8)
+        monkeypatch.setattr(segment, "_JOINED", 5)
+    else:
+        times = 1000
+    x = np.random.default_rng(0).standard_normal((times * n_rows, n_features)).astype(dtype)
+    values = _device.to_device(x, place)
+    found, again = segment.column_sums(values), segment.column_sums(values)
+    wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
+    assert found.dtype == wide
+    got, again = (_device.to_device(x, "cpu") for x in (found, again))
+    x = x.astype(np.float64)
+    bound = 20 * np.finfo(wide).eps * np.abs(x).sum(axis=0)  # partial sums are of tens of rows
+    assert (np.abs(got - x.sum(axis=0)) <= bound).all()
+    assert got.tobytes() == again.tobytes()
 
 
 def test_long_segments_begin_where_the_documentation_says():
