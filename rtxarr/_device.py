@@ -681,7 +681,8 @@ def launch_planned(plan: Any, options: tuple, args: tuple) -> None:
     plan : function
         ``plan(options, args)`` gives kernel, ``n_threads_or_grid`` and ``block`` of :func:`launch`.
         It is asked once for all arguments that are alike, so it may go by the options and by the
-        types, shapes and addresses modulo 16 of the arrays, and not by the values of numbers.
+        types, sizes and addresses modulo 16 of the arrays, but not by the values of numbers, nor
+        by shapes that those leave open.
     options : tuple
         Hashable.
     args : tuple
@@ -738,7 +739,11 @@ def _launcher() -> Any:
                 memory = x.data
                 pointer = memory.ptr
                 all_bits |= pointer
-                key += (x.dtype.num, x.shape, x._c_contiguous or x.strides)
+                key += (
+                    x.dtype.num,
+                    x.shape if plan is None else x.size,
+                    x._c_contiguous or x.strides,
+                )
                 if memory.device_id != device_id:
                     key.append(memory.device_id)
                 values.append(pointer)

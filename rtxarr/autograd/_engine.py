@@ -270,7 +270,8 @@ class _Pass:
         if type(saved) is not tuple:
             saved = _restore(node, saved, self.retain_graph)
         for guard, version in node.guards:
-            _check_unchanged(op, guard, version)
+            if type(guard) is not list or guard[0] != version:
+                _check_unchanged(op, guard, version)
         if self.create_graph:
             saved = _as_tensors(node, saved)
         mask = self.masks.pop(node, None) if self.masks else None

@@ -11,6 +11,7 @@ from rtxarr._checks import check_range
 from rtxarr._device import constant, launch, namespace, runs_kernels
 from rtxarr._override import overridable
 from rtxarr.dtypes import accumulator, iinfo, is_floating, is_half, is_inexact, isdtype
+from rtxarr.kernels.multi_tensor import contiguous
 
 __all__ = ["column_sums", "segment_reduce", "spread"]
 
@@ -208,9 +209,9 @@ def row_block(n_features: int, width: int) -> tuple[int, int]:
 
 def row_by_row(x: Any) -> Any:
     """Give the elements of an array row by row, as one contiguous axis; copied if they lie else."""
-    flat = x.reshape(-1)
     # One axis of a strided array, and several of a broadcast one, become one without a copy.
-    return flat if flat.flags.c_contiguous else flat.copy()
+    flat = x if x.ndim == 1 else x.reshape(-1)
+    return flat if contiguous(flat) else flat.copy()
 
 
 def can_be_wide(flat: Any, n_features: int) -> bool:
