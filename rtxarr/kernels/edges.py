@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import _SIMULATING, launch, namespace, runs_kernels
+from rtxarr import _device
+from rtxarr._device import _SIMULATING, launch, launch_planned, namespace, runs_kernels
 from rtxarr.dtypes import accumulator, is_half
+from rtxarr.kernels._dense import packed
 from rtxarr.kernels.edge_attention import Edges, fits, join_sums, join_tops, pieces
 from rtxarr.kernels.segment import can_be_wide, column_sums, row_by_row
+from rtxarr.kernels.small import leading_sum
 
 __all__ = [
     "edge_dot",
@@ -184,14 +187,19 @@ def head_dots(x: Any, first: Any, second: Any) -> tuple[Any, Any]:
     -------
     pair of arrays of float32 (float64 for float64), shape (n_nodes, n_heads)
     """
+    n_nodes, n_heads, n_features = x.shape
+    dtype = accumulator(x.dtype)
+    out = [_device.empty(x, (n_nodes, n_heads), dtype) for _ in range(2)]
+    given = *map(packed, (x, first, second)), *out, n_nodes
+    launch_planned(_dots_plan, (n_nodes, n_heads, n_features), given)
+    return out[0], out[1]
+
+
+def _dots_plan(sizes, args):
     from rtxarr.kernels._edges_cuda import head_dots as kernel
 
-    xp, n_nodes = namespace(x), x.shape[0]
-    out = [xp.empty(x.shape[:2], dtype=accumulator(x.dtype)) for _ in range(2)]
-    plan, rows = _plan(x, x, first, second)
-    results = (o.reshape(-1) for o in out)
-    launch(kernel(x.dtype, plan), plan.grid(n_nodes), (*rows, *results, n_nodes), block=plan.block)
-    return out[0], out[1]
+    plan = _heads_plan(sizes, *args[:3])
+    return kernel(args[0].dtype, plan), plan.grid(sizes[0]), plan.block
 
 
 def head_sums(x: Any, first: Any, second: Any) -> tuple[Any, Any]:
@@ -209,32 +217,37 @@ def head_sums(x: Any, first: Any, second: Any) -> tuple[Any, Any]:
     """
     from rtxarr.kernels._edges_cuda import head_sums as kernel
 
-    xp, n_nodes = namespace(x), x.shape[0]
-    plan, (flat,) = _plan(x, x)
+    x, n_nodes = packed(x), x.shape[0]
+    plan = _heads_plan(x.shape, x)
     n_blocks, n_groups = plan.grid(n_nodes)
     n_blocks = max(1, min(n_blocks, _PARTS // plan.items))
-    parts = xp.empty((n_blocks * plan.items, 2, *x.shape[1:]), dtype=accumulator(x.dtype))
-    weights = row_by_row(first), row_by_row(second)
-    launch(
-        kernel(x.dtype, plan),
-        (n_blocks, n_groups),
-        (flat, *weights, parts.reshape(-1), n_nodes),
-        block=plan.block,
-    )
-    both = xp.reshape(column_sums(xp.reshape(parts, (parts.shape[0], -1))), parts.shape[1:])
+    shape = n_blocks * plan.items, 2, *x.shape[1:]
+    parts = _device.empty(x, shape, accumulator(x.dtype))
+    given = x, row_by_row(first), row_by_row(second), parts, n_nodes
+    launch_planned(_as_given, (kernel(x.dtype, plan), (n_blocks, n_groups), plan.block), given)
+    both = leading_sum(parts, 0, False)
+    if both is None:
+        both = column_sums(parts.reshape(shape[0], -1)).reshape(shape[1:])
     return both[0], both[1]
+
+
+def _as_given(options, args):
+    return options
+
+
+def _heads_plan(shape, *arrays):
+    """Deal the heads of nodes out, for arrays of so many heads and features."""
+    from rtxarr.kernels._heads import plan_heads
+
+    wide = all(can_be_wide(x, shape[2]) for x in arrays)
+    return plan_heads(arrays[0].dtype, *shape[1:], wide=wide)
 
 
 def _plan(like, *arrays):
     """Deal the heads of arrays of nodes out; give the arrays flat, one of them for None."""
-    from rtxarr.kernels._heads import plan_heads
-
     flat = [None if x is None else row_by_row(x) for x in arrays]
-    n_heads, n_features = like.shape[1:]
     known = [x for x in flat if x is not None]
-    wide = all(can_be_wide(x, n_features) for x in known)
-    plan = plan_heads(like.dtype, n_heads, n_features, wide=wide)
-    return plan, [known[0] if x is None else x for x in flat]
+    return _heads_plan(like.shape, *known), [known[0] if x is None else x for x in flat]
 
 
 def _edge_plan(n_heads):
