@@ -409,10 +409,10 @@ def _farthest_on_gpu(xp, x, ptr, starts, out):
     n_clouds, n = out.shape
     # Large clouds are for many blocks. On average: sizes are not known without a wait.
     each, packed = x.shape[0] // n_clouds, x.shape[1] <= 3
+    threads, _ = gpu.block_of(x.dtype, packed)
     n_blocks = 1
     if each > _ONE_BLOCK:
-        most = _PROCESSORS * gpu.blocks_at_once(x.dtype, packed) // n_clouds
-        n_blocks = max(1, min(gpu.THREADS, most, -(-each // (4 * gpu.THREADS))))
+        n_blocks = max(1, min(threads, _PROCESSORS // n_clouds, -(-each // (4 * threads))))
     shape = (2, n_clouds, n_blocks)
     between = xp.empty(shape, dtype=x.dtype), xp.empty(shape, dtype=np.int64)
     held = xp.full(0 if packed else x.shape[0], np.inf, dtype=x.dtype)
@@ -423,7 +423,7 @@ def _farthest_on_gpu(xp, x, ptr, starts, out):
     for first in range(0, n, n if n_blocks == 1 else 1):
         last = n if n_blocks == 1 else first + 1
         arguments = x, held, ptr, starts, *between, out, first, last
-        launch(kernel, n_clouds * n_blocks, arguments, block=gpu.THREADS)
+        launch(kernel, n_clouds * n_blocks, arguments, block=threads)
 
 
 def _in_threads(loop: Callable, n: int, arguments: tuple, share: int = _SHARE) -> None:
