@@ -21,7 +21,7 @@ import array_api_compat
 import array_api_compat.numpy as _numpy
 import numpy as np
 
-from rtxarr._launch import _Call, _Loaded, launch_shape
+from rtxarr._launch import _Call, _Loaded, _planned, launch_shape
 from rtxarr._out_of_memory import explain_out_of_memory
 
 __all__ = [
@@ -645,6 +645,13 @@ def runs_kernels(x: Any) -> bool:
     return _SIMULATING or is_device_array(x)
 
 
+def runs_here(x: Any) -> bool:
+    """Tell whether ``launch`` takes ``x`` now: CuPy arrays of the current GPU."""
+    if _SIMULATING:
+        return True
+    return is_device_array(x) and x.data.device_id == _cupy().cuda.runtime.getDevice()
+
+
 def launch(
     kernel: Any, n_threads_or_grid: int | tuple, args: tuple, *, block: int | tuple | None = None
 ) -> None:
@@ -775,20 +782,6 @@ def _launcher() -> Any:
             raise
 
     return launch
-
-
-def _planned(what: tuple, args: tuple, plan: Any) -> tuple[tuple, tuple]:
-    """Give kernel, grid and block, and the arguments as the kernel sees them."""
-    if plan is None:
-        return what, args
-    found, flat = plan(what[1], args), []
-    for x in args:
-        if is_array(x) and not isinstance(x, np.generic) and x.ndim != 1:
-            if not x.flags.c_contiguous:
-                raise ValueError(f"an array must be C-contiguous, got strides {x.strides}")
-            x = x.reshape(-1)
-        flat.append(x)
-    return found, tuple(flat)
 
 
 def _launch_simulated(what: tuple, args: tuple, plan: Any) -> None:

@@ -7,6 +7,8 @@ import math
 import struct
 from typing import Any, NamedTuple
 
+import numpy as np
+
 
 class _Loaded(NamedTuple):
     """A kernel on a GPU: its handle, struct's formats of its arguments, what keeps it loaded."""
@@ -49,6 +51,20 @@ class _Call:
         addresses = [first + 8 * (i if i >= 0 else len(fixed) + ~i) for i in slots]
         self._pointers = (ctypes.c_void_p * len(slots))(*addresses)
         self.address = ctypes.addressof(self._pointers)
+
+
+def _planned(what: tuple, args: tuple, plan: Any) -> tuple[tuple, tuple]:
+    """Give kernel, grid and block, and the arguments as the kernel sees them."""
+    if plan is None:
+        return what, args
+    found, flat = plan(what[1], args), []
+    for x in args:
+        if getattr(x, "ndim", 1) != 1 and not isinstance(x, np.generic):
+            if not x.flags.c_contiguous:
+                raise ValueError(f"an array must be C-contiguous, got strides {x.strides}")
+            x = x.reshape(-1)
+        flat.append(x)
+    return found, tuple(flat)
 
 
 def launch_shape(n: int | tuple, block: int | tuple | None) -> tuple[tuple, tuple] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import is_array, runs_kernels
+from rtxarr._device import is_array, runs_here
 from rtxarr.dtypes import is_half
 from rtxarr.kernels._dense import map_dense
 
@@ -30,12 +30,12 @@ BACKWARD = {
 
 
 def fits(*arrays: Any) -> bool:
-    """Tell whether the kernels take these arrays: of one dtype and shape, and not empty."""
+    """Tell whether the kernels take these arrays: of one dtype and shape, not empty, and here."""
     first = arrays[0]
     dtype = getattr(first, "dtype", None)
     return (
         is_array(first)
-        and runs_kernels(first)
+        and runs_here(first)
         and (is_half(dtype) or dtype in (np.float32, np.float64))
         and first.size > 0
         and all(is_array(x) and x.dtype == dtype and x.shape == first.shape for x in arrays[1:])

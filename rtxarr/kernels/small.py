@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._device import is_device_array, launch_planned
+from rtxarr._device import launch_planned, runs_here
 from rtxarr.kernels._dense import packed
 from rtxarr.kernels.multi_tensor import contiguous
 
@@ -36,7 +36,7 @@ def leading_sum(x: Any, axis: Any, keepdims: bool) -> Any:
         Each thread adds up some rows in order, then the threads' sums are added pairwise: equal
         inputs give equal bits.
     """
-    if not (x.dtype in _DTYPES and x.size and _here(x) and contiguous(x)):
+    if not (x.dtype in _DTYPES and x.size and runs_here(x) and contiguous(x)):
         return None
     if axis is None:
         n_axes = x.ndim
@@ -73,8 +73,8 @@ def _width(n_columns):
 def fits_accuracy(logits: Any, labels: Any) -> bool:
     """Tell whether :func:`accuracy` takes these arrays, with the classes last."""
     return (
-        _here(logits)
-        and _here(labels)
+        runs_here(logits)
+        and runs_here(labels)
         and logits.dtype in _DTYPES
         and labels.dtype.kind in "iu"
         and labels.shape == logits.shape[:-1]
@@ -109,10 +109,3 @@ def _share(options, args):
     from rtxarr.kernels._small_cuda import THREADS, share_right
 
     return share_right(args[0].dtype, *options), 1, THREADS
-
-
-def _here(x):
-    """Tell whether an array is on the current GPU, or in the simulator's."""
-    if _device._SIMULATING:
-        return isinstance(x, np.ndarray)
-    return is_device_array(x) and x.data.device_id == _device.cupy.cuda.runtime.getDevice()
