@@ -13,14 +13,12 @@ from rtxarr.polygraph._loops import Phase, Statement
 from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._keep import keep_plan
 from rtxarr.polygraph.codegen._reductions import Reduction, reduction
-from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel, Lines, loaded_names
+from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel, Lines
 from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, wanted
 
 SLOT = 16  # bytes for a value of a row, whatever its type
 _HELD = 32  # registers of a thread for what stays of a row
 _MIN_BLOCKS = 3  # of 256 such threads, on a multiprocessor at once
-# Blocks of more threads than this are alone on their multiprocessors, of which there are so many.
-_MOST_BESIDE, _MULTIPROCESSORS = 512, 132
 
 
 class Shape(NamedTuple):
@@ -131,14 +129,10 @@ class Rows(Passes):
 
     What later passes need of elements stays in registers, if a row's threads have enough of them;
     else in shared memory, tile by tile.
-
-    A row that takes a whole multiprocessor leaves it nothing to load while it is computed: its
-    block then takes several, and the next one comes into shared memory meanwhile.
     """
 
     leader = "thread == 0"
     in_registers = False
-    landing: Sequence[Statement] = ()  # the loads whose packets come early
 
     def __init__(self, *args) -> None:
         super().__init__(*args)
@@ -201,10 +195,7 @@ class Rows(Passes):
         place = self.first_element()
         with out.block("if (begin < end)"):
             out("const Index tile = begin;")
-            landed = self.landing and self.packing and number == 0
-            if landed:
-                self.take_landed()
-            elif at_once:
+            if at_once:
                 with out.unrolled("j", batch):
                     out(f"const Index first = {place};")
                     self.load_packets(at_once, "end")
@@ -221,57 +212,6 @@ class Rows(Passes):
                 if stores:
                     with each_packet():
                         self.store_packets(stores, "end")
-            if landed:
-                with out.block("if (row + stride < rows)"):
-                    self.land("row + stride")
-
-    def plan_landing(self, shape: Shape) -> int:
-        """Decide whether the next row comes early; return the bytes of shared memory for it."""
-        loops, phase, lanes = self.loops, self.loops.phases[0], self.lanes
-        alone = self.in_registers and shape.rows == 1 and shape.threads > _MOST_BESIDE
-        if not alone or self.dialect.name != "cuda":
-            return 0
-        keep = {name for name, (_, made, _) in self.keeps[0].items() if made == 0}
-        body = wanted(phase.body, (), {*keep, *(a.of for a in phase.accumulators)})
-        loads = [s for s in body if self.texts.hoisted(s) and s.name in keep]
-
-        def comes_in_packets(s: Statement) -> bool:
-            buffer, place, _ = s.args
-            return (
-                self.packet_step(place) == 1
-                and self.texts.packs(place, self.counter, lanes)
-                and not list(loaded_names(place))
-                and self.texts.buffers[buffer].dtype.itemsize * lanes == SLOT
-            )
-
-        held = SLOT * self.batch * shape.threads * len(loads)
-        fits = held + self.partial_bytes() <= self.shared_limit and loops.cols % lanes == 0
-        if not fits or loops.rows <= _MULTIPROCESSORS or not all(map(comes_in_packets, loads)):
-            return 0
-        self.landing = loads
-        return held
-
-    def land(self, row: str) -> None:
-        """Let the packets of a row come."""
-        out = self.out
-        out(f"const Index r = {row};")
-        with out.unrolled("j", self.batch):
-            out(f"const Index first = {self.first_element()}, {self.counter} = first;")
-            for number, s in enumerate(self.landing):
-                self._note_packet(s)
-                place = self.texts.expr(s.args[1])
-                out(f"#land({self._landing(number)}, {s.args[0]} + ({place}), first < end);")
-
-    def take_landed(self) -> None:
-        out = self.out
-        out("#landed();")
-        with out.unrolled("j", self.batch):
-            for number, s in enumerate(self.landing):
-                pointer = f"(SHARED const {ops.stored(s.dtype)}*)({self._landing(number)})"
-                out(f"#kept_packet<{self.lanes}>({s.name}_at[j], {pointer});")
-
-    def _landing(self, number: int) -> str:
-        return f"landing + (({number * self.batch} + j) * threads + thread) * {SLOT}"
 
     def shape_in_registers(self) -> Shape | None:
         """Return how rows are dealt out that stay in registers; None if they should not."""
@@ -337,11 +277,8 @@ class Rows(Passes):
     def whole_rows(self, shape: Shape, held: int) -> Kernel:
         """Write one launch for all passes, with ``held`` bytes of rows in shared memory."""
         loops = self.loops
-        landing = self.plan_landing(shape)
         self.thread_lines()
         self.out("const Index begin = 0, end = live ? cols : 0;")
-        if landing:
-            self.out(f"SHARED u8* const landing = shared_memory + {self.partial_bytes()};")
         self.chip_lines(f"padded * {self.dialect.threads_y}", f"{self.dialect.thread_y} * padded")
         if self.in_registers:
             self.passes_by_packing()
@@ -352,16 +289,11 @@ class Rows(Passes):
             Argument("number", "Index", "cols", loops.cols),
             Argument("number", "Index", "padded", self.padded),
         ]
-        blocks = -(-loops.rows // shape.rows)
-        if landing:
-            blocks = -(-blocks // -(-blocks // _MULTIPROCESSORS))
-            arguments.append(Argument("number", "Index", "stride", blocks))
         # Rows in registers take many; the fewer threads a block has, the more there are for each.
         threads = next(n for n in (256, 512, 1024) if n >= shape.threads * shape.rows)
         entry = Entry(
-            "rows", self.out, (blocks, 1), (shape.threads, shape.rows),
-            held + landing + self.partial_bytes(), arguments,
-            threads if self.in_registers else 1024,
+            "rows", self.out, (-(-loops.rows // shape.rows), 1), (shape.threads, shape.rows),
+            held + self.partial_bytes(), arguments, threads if self.in_registers else 1024,
             _MIN_BLOCKS if self.in_registers and threads == 256 else 1,
         )  # fmt: skip
         return self.finish([entry])
@@ -466,23 +398,8 @@ class Rows(Passes):
         for test, self.packing in (("if (packed)", True), ("else", False)):
             with self.out.block(test):
                 self.out(f"const Index step = {'1' if self.packing else 'threads'};")
-                if self.landing:
-                    self.rows_in_turn()
-                else:
-                    self.all_passes()
+                self.all_passes()
         self.packing = None
-
-    def rows_in_turn(self) -> None:
-        """Write all passes for the rows of a block, one after the other."""
-        out = self.out
-        if self.packing:
-            with out.block():
-                out("const Index tile = begin;")
-                self.land("first_row")
-        with out.block("for (Index row = first_row; row < rows; row += stride)"):
-            out("const Index r = row;")
-            self.all_passes()
-            out("BARRIER();")  # what threads combined with is used again
 
     def partial_bytes(self) -> int:
         return 32 * SLOT * len(self.reductions)
@@ -493,10 +410,6 @@ class Rows(Passes):
             out(d.shared_memory)
         out(f"const Index thread = {d.thread_x}, threads = {d.threads_x};")
         out("const Index step = packed ? 1 : threads;")
-        if self.landing:
-            out(f"const Index first_row = {d.block_x};")
-            out("const bool live = true;")
-            return
         out(f"const Index row = (Index){d.block_x} * {d.threads_y} + {d.thread_y};")
         out("const bool live = row < rows;")
         out("const Index r = live ? row : rows - 1;")

@@ -289,25 +289,6 @@ FUNCTION void kept_packet(PRIVATE T* to, SHARED const S* from) {
   for (int k = 0; k < N; ++k) to[k] = #value(packet.at[k]);
 }
 """,
-    # Copies 16 bytes, or zeros, into what is a thread's own on chip, while the thread goes on.
-    "land": """
-FUNCTION void land(SHARED u8* to, GLOBAL const void* from, bool is_there) {
-#ifdef EMULATED
-  for (int k = 0; k < 16; ++k) to[k] = is_there ? ((GLOBAL const u8*)from)[k] : 0;
-#else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::
-    "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(is_there ? 16 : 0) : "memory");
-#endif
-}
-""",
-    "landed": """
-FUNCTION void landed() {
-#ifdef EMULATED
-#else
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-""",
     # Division by a number that the host knows, of numerators below 2**31.
     "Divisor": """
 struct Divisor { u32 number, factor, shift; };
@@ -371,7 +352,7 @@ template<class T> FUNCTION #Found<T> first_min(#Found<T> a, #Found<T> b) {
 }
 """,
 }
-_NEEDS = re.compile(r"#(?!ifdef|else|endif)(\w+)")
+_NEEDS = re.compile(r"#(\w+)")
 
 
 def needed(text: str) -> list[str]:

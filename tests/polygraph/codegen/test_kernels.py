@@ -9,7 +9,6 @@ import pytest
 
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._program import Program
-from rtxarr.polygraph.codegen import _rows
 from rtxarr.testing import assert_close
 
 from .. import loops_reference
@@ -214,36 +213,6 @@ def test_rows_in_registers(shape, dtype, block):
     (launch,) = backend.generate(step.loops).launches
     assert launch.block == block
     assert launch.shared <= 1024
-
-
-EARLY = {
-    "softmax": lambda x: [softmax(x)],
-    "several sums": lambda x: with_gradient(x, (1,)),
-    "one sum": lambda x: [ir.reduce_node("sum", x, (1,)), ir.map_node("negative", x)],
-    "a part": lambda x: [softmax(ir.slice_node(x, (1, 8), (1, 1), (6, x.shape[1] - 16)))],
-    "of what is computed": lambda x: [softmax(ir.map_node("multiply", x, ir.map_node("tanh", x)))],
-}
-
-
-@pytest.mark.parametrize(
-    "name, dtype, cols",
-    [(name, *kind) for name in EARLY for kind in (("float32", 8000), ("float64", 4096))]
-    + [("softmax", "float16", 8160), ("a part", "float16", 8160)],
-)
-def test_the_next_row_comes_early(name, dtype, cols, monkeypatch):
-    monkeypatch.setattr(_rows, "_MOST_BESIDE", 128)
-    monkeypatch.setattr(_rows, "_MULTIPROCESSORS", 3)
-    x = ir.input_node(0, array((0,), dtype).dtype, (7, cols))
-    backend = Checked(seeds=(0, 1))
-    program = Program(ir.Graph([x], EARLY[name](x)), backend)
-    kernel = backend.generate(program.steps[0].loops)
-    comes = name not in ("one sum", "of what is computed")
-    assert ("landed" in kernel.body) == comes
-    values = array((7, cols), dtype)
-    program(values)
-    if comes:
-        assert kernel.launches[0].grid == (3, 1)
-        program(np.append(values.ravel()[:1], values)[1:].reshape(7, cols))  # nothing is aligned
 
 
 def test_passes_over_chunks_of_rows():
