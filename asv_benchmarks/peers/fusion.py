@@ -310,6 +310,9 @@ class NoGpu:
         self.current_stream = self.start = self.scratch = None
         self.empty = np.empty
 
+    def new(self, shape, dtype):
+        return None
+
     def current_device(self):
         return 0
 

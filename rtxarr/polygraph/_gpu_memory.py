@@ -34,9 +34,9 @@ def keeping(
         return lambda: empty(shape, dtype)
     thread = threading.local()
 
-    def count() -> tuple[int, int]:
-        x, memory = thread.kept
-        return sys.getrefcount(x), sys.getrefcount(memory)
+    def count() -> tuple[int, int, int]:
+        x, pointer, memory = thread.kept
+        return sys.getrefcount(x), sys.getrefcount(pointer), sys.getrefcount(memory)
 
     def new() -> Any:
         if recorder() is not None:  # of a captured graph, whose memory is its own
@@ -48,7 +48,7 @@ def keeping(
         except AttributeError:
             pass
         x = empty(shape, dtype)
-        thread.kept, thread.place = (x, x.data.mem), now
+        thread.kept, thread.place = (x, x.data, x.data.mem), now
         del x
         thread.alone = count()
         return thread.kept[0]

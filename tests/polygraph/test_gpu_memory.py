@@ -57,7 +57,16 @@ def test_an_array_that_nobody_has_comes_back(new):
     assert x is not y
 
 
-@pytest.mark.parametrize("hold", [lambda x: x, Array.view, Array.other, lambda x: x.data.mem])
+HOLD = {
+    "itself": lambda x: x,
+    "a view": Array.view,
+    "another on its memory": Array.other,
+    "another on its pointer": lambda x: Array((3,), FLOAT, x.data),
+    "the memory": lambda x: x.data.mem,
+}
+
+
+@pytest.mark.parametrize("hold", HOLD.values(), ids=HOLD)
 def test_an_array_that_somebody_has_does_not(new, hold):
     held = hold(new())
     assert new().data.mem is not getattr(getattr(held, "data", None), "mem", held)
