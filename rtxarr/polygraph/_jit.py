@@ -193,6 +193,8 @@ class StepRecording(Recording):
         What is to be called after the program, with the gradients that tensors have then.
     grads : list of (Tensor, Tracer or None)
         The gradients at the end, where they are not those of the beginning.
+    set_anew : set
+        Places of arguments whose gradient is set, not added to.
     replaced : list of (Tensor, Tracer)
         Tensors that hold other memory at the end: it is copied into their own.
     """
@@ -201,6 +203,7 @@ class StepRecording(Recording):
         self._swapped: dict[int, _Swapped] = {}
         self.effects: list[tuple[Callable, list]] = []
         self.grads: list[tuple[Any, Any]] = []
+        self.set_anew: set[int] = set()
         self.replaced: list[tuple[Tensor, Any]] = []
         if any(isinstance(x, Tensor) and type(x.node) is Node for x in args[1]):
             raise Concretization("it takes a tensor whose graph began outside of it")
@@ -227,9 +230,21 @@ class StepRecording(Recording):
         return x
 
     def reads_gradient(self, x: Tensor) -> None:
+        place = self._argument(x)
+        if place is not None and place not in self.set_anew:
+            raise Concretization("it reads the gradient that an argument came with")
         self.lift(x)
 
+    def _argument(self, x: Tensor) -> Any:
+        """Return the place among the arguments of a Tensor that is one."""
+        pairs = zip(self.tensors, self.originals, strict=True)
+        return next((place for tensor, place in pairs if tensor is x), None)
+
     def sets_gradient(self, x: Tensor) -> None:
+        place = self._argument(x)
+        if place is not None:
+            self.set_anew.add(place)
+            return
         swapped = self._swapped.get(id(self.lift(x)))
         if swapped is not None:
             swapped.is_cleared |= not swapped.is_set and swapped.node.grad is swapped.grad_tracer
@@ -259,7 +274,9 @@ class StepRecording(Recording):
                     # Added to none: another program adds to one that is there.
                     self.surroundings.checks.append(functools.partial(_has_none, s.tensor))
         for tensor, place in zip(self.tensors, self.originals, strict=True):
-            if type(tensor.node) is Leaf and tensor.node.grad is not None:
+            if type(tensor.node) is not Leaf:
+                continue
+            if tensor.node.grad is not None or place in self.set_anew:
                 self.grads.append((place, tensor.node.grad))
 
 
@@ -324,7 +341,8 @@ class CompiledStep:
                 x.grad = g
             else:
                 leaf = leaves[x]
-                leaf.grad = g if leaf.grad is None else leaf.grad + g
+                adds = leaf.grad is not None and x not in recording.set_anew
+                leaf.grad = leaf.grad + g if adds else g
         return unflatten(recording.structure, made[:n_results])
 
 

@@ -241,6 +241,47 @@ def test_arguments_with_gradients():
     assert_close(w.grad, np.array([18.0, 32.0]))
 
 
+def test_arguments_whose_gradients_are_set_anew():
+    def clears(x, y):
+        x.grad = None
+        rx.sum(x * x * y).backward()
+
+    def forgets(x, y):
+        rx.sum(x * y).backward()
+        x.grad = None
+
+    def halves(x, y):
+        y.grad = None
+        rx.sum(x * y * y).backward()
+        y.grad = y.grad * 0.5
+
+    for f in (clears, forgets, halves):
+        found = []
+        for run in (f, rx.jit(f)):
+            x, y = (rx.Tensor(np.array([1.0, 2.0]) + i, requires_grad=True) for i in range(2))
+            for _ in range(3):
+                run(x, y)
+            found.append((x.grad, y.grad))
+        assert not run.reasons
+        for want, got in zip(*found, strict=True):
+            if want is None:
+                assert got is None
+            else:
+                assert_close(got, want, exact=True)
+
+
+def test_the_gradient_that_an_argument_came_with_is_read_by_the_step_itself():
+    def step(x):
+        rx.sum(x * x).backward()
+        return x.grad
+
+    x = rx.Tensor(np.array([1.0, 2.0]), requires_grad=True)
+    run = rx.jit(step)
+    with pytest.warns(RuntimeWarning, match="reads the gradient that an argument came with"):
+        run(x)
+    assert_close(run(x), np.array([4.0, 8.0]))
+
+
 def test_gradients_of_one_sum_are_apart():
     a, b = (rx.Tensor(np.ones(3), requires_grad=True) for _ in range(2))
 
