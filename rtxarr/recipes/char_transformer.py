@@ -61,6 +61,7 @@ class Recipe(Base):
     """Transformer on the characters of Python's help topics."""
 
     name = "char-transformer"
+    fuses = True
     files = ("sample.txt",)
     Config = CharConfig
 

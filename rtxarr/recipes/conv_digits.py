@@ -44,6 +44,7 @@ class Recipe(Base):
     """Convolutional network on 1797 handwritten digits of 8x8 pixels."""
 
     name = "conv-digits"
+    fuses = True
     files = ("digits.png",)
     Config = DigitsConfig
     stateful = ("model", "optimizer", "loader")

@@ -55,6 +55,7 @@ class Recipe(Base):
     """
 
     name = "link-citeseer"
+    fuses = True
     metric = "AUC"
     files = ("scores.png",)
     Config = LinkConfig
