@@ -472,16 +472,24 @@ def unbroadcast(g, shape):
 
 def _apart(grads, given):
     """Give gradients that can be written into: no two share memory, or one with ``given``."""
-    taken = {_device.owner_of(g) for g in given}
+    taken: dict[int, list] = {}  # by the array whose memory they look at
+    for g in given:
+        taken.setdefault(_device.owner_of(g), []).append(g)
     own = []
     for g in grads:
         if g is not None and not isinstance(g, (Tensor, np.generic)):
-            strides = getattr(g, "strides", None)
-            if _device.owner_of(g) in taken or (strides and 0 in strides and g.size > 1):
+            strides, others = getattr(g, "strides", None), taken.get(_device.owner_of(g))
+            if (others and _may_overlap(g, others)) or (strides and 0 in strides and g.size > 1):
                 g = _device.namespace(g).asarray(g, copy=True)
-            taken.add(_device.owner_of(g))
+            taken.setdefault(_device.owner_of(g), []).append(g)
         own.append(g)
     return own
+
+
+def _may_overlap(x, others):
+    """Tell whether ``x`` and any of the others may have elements in common."""
+    look = getattr(_device.namespace(x), "may_share_memory", None)
+    return look is None or any(look(x, other) for other in others)
 
 
 def _route_mask(plan, k, g, gx, mask, saved, shape):

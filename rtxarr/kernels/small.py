@@ -14,8 +14,8 @@ from rtxarr.kernels.multi_tensor import contiguous
 
 __all__ = ["accuracy", "fits_accuracy", "leading_sum"]
 
-# A thread adds up 64 rows at most; of larger arrays more than a block should take part.
-_MOST = 65_536
+# A thread adds up 128 rows at most; of larger arrays more than a block should take part.
+_MOST = 131_072
 _MAX_CLASSES = 64
 _DTYPES = frozenset((np.dtype("float32"), np.dtype("float64")))
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr.autograd._op import OPS
+from rtxarr.autograd._op import OPS, differentiable
 from rtxarr.autograd._tape import Leaf, Node
 from rtxarr.testing import assert_close
 
@@ -815,3 +815,18 @@ def test_a_real_gradient_may_be_given_for_a_complex_output():
     z = rx.Tensor(np.asarray([1 + 2j, 3j]), requires_grad=True)
     (z * z).backward(np.ones(2))
     assert_close(z.grad, np.asarray([2 - 4j, -6j]))
+
+
+def test_gradients_that_are_parts_of_one_array_are_not_copied():
+    whole = np.zeros((2, 3))
+
+    @differentiable
+    def split(a, b):
+        return a + b
+
+    split.defvjp(lambda g: (whole[0], whole[1]))
+    a, b = (rx.Tensor(np.ones(3), requires_grad=True) for _ in range(2))
+    rx.sum(split(a, b)).backward()
+    assert np.shares_memory(a.grad, whole)
+    assert np.shares_memory(b.grad, whole)
+    assert not np.shares_memory(a.grad, b.grad)
