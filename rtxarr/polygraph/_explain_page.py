@@ -99,6 +99,7 @@ def _program(report: ProgramReport, rate: float | None, seconds: Any) -> list[st
     total = _explain.moved(report.n_bytes, report.n_bytes_apart, rate)
     lines = [
         f"<h2>{html.escape(report.title.capitalize())}</h2><p>Moves {html.escape(total)}.</p>",
+        *(f"<p>{html.escape(note)}</p>" for note in report.program.notes),
         f"<p class='key'>{key}</p><div class='picture'>{picture(report, seconds)}</div>",
         "<table><tr><th>step</th><th>computes</th><th>writes</th><th class='n'>moves</th>"
         "<th class='n'>one at a time</th><th class='n'>at best</th>"

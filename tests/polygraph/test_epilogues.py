@@ -249,7 +249,7 @@ def test_operands_with_gaps(takes_all):
     assert "would be copied" in fused.explain()
 
 
-def test_a_library_that_refuses_leaves_the_graph(monkeypatch):
+def test_a_library_that_refuses_leaves_the_graph(monkeypatch, tmp_path):
     x, w, b, c = array(6, 5), array(5, 8), array(8), array(6, 8)
 
     def refusal(a, b, *, addend=False, epilogue=None, **options):
@@ -257,7 +257,10 @@ def test_a_library_that_refuses_leaves_the_graph(monkeypatch):
 
     monkeypatch.setattr(blas, "refusal", refusal)
     fused = check(lambda x, w, b, c: rx.relu(x @ w + b + c), x, w, b, c, runs=["matmul + bias"])
-    assert "what is added is left out: no addends" in fused.explain()
+    text = fused.explain()
+    assert "what is added is left out: no addends" in text
+    text.to_html(tmp_path / "page.html")
+    assert "what is added is left out: no addends" in (tmp_path / "page.html").read_text()
     fused = check(lambda x, w, b: rx.relu(x @ w + b), x, w, b, runs=["matmul + bias"])
     assert "relu left out: no activations" in fused.explain()
 
