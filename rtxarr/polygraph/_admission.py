@@ -80,6 +80,10 @@ def index_buffers(loops: Loops) -> set[str]:
     """Return the names of the buffers whose values say where other memory is read."""
     if "indices" in loops.notes:  # of a kernel from a file, which has no statements
         return loops.notes["indices"]
+    if loops.members:
+        of_member = [(b, index_buffers(m)) for m in loops.members for b in m.buffers]
+        nodes = {b.node for b, names in of_member if b.name in names}
+        return {b.name for b in loops.buffers if b.node in nodes}
     statements = {}
     expressions: list[Expr] = []
     for s in loops.statements:
@@ -110,7 +114,7 @@ def _casts_to_int(loops: Loops) -> bool:
     for phase in loops.phases:
         dtype_of |= {a.name: a.result for a in phase.accumulators}
     dtype_of |= {s.name: s.dtype for s in loops.statements}
-    return any(
+    return any(map(_casts_to_int, loops.members)) or any(
         s.op == "cast" and s.dtype.kind in "iu" and dtype_of[s.args[0]].kind not in "iub"
         for s in loops.statements
     )

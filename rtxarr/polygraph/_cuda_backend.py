@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +29,7 @@ from rtxarr.polygraph._lanes import Lanes
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._products import fuse_products, has_products
 from rtxarr.polygraph._schedule import is_pointwise, is_reduction
-from rtxarr.polygraph.codegen import _kernels, _nvrtc, _operations
+from rtxarr.polygraph.codegen import _kernels, _maps, _nvrtc, _operations
 from rtxarr.polygraph.codegen._dialects import CUDA
 from rtxarr.polygraph.codegen._text import Argument, Kernel, number_bytes
 
@@ -97,6 +98,10 @@ class CudaBackend:
     def source(self, loops: Loops) -> str:
         """Return the CUDA text of a kernel."""
         return self.generate(loops).text
+
+    def pattern(self, loops: Loops) -> tuple[Hashable, int] | None:
+        """Return what is the same for maps that can share a launch, and how many can."""
+        return _maps.pattern(loops, self.generate(loops)) if loops.kind == "map" else None
 
     def build(self, loops: Loops) -> Callable:
         """Return a function of the arrays and NumPy scalars of ``loops.buffers``, in order.
@@ -252,13 +257,16 @@ class _Launcher:
     def _write(self) -> str:
         kernel = self.kernel
         buffers = _buffers(kernel)
-        words = [f"p{i}" if "*" in b.type else f"a{i}" for i, b in enumerate(buffers)]
+        rows = [] if kernel.table is None else kernel.table.arrays
+        pointers = {b.value for b in buffers if "*" in b.type} | {i for row in rows for i in row}
+        n_arguments = len(pointers | {b.value for b in buffers})
+        words = [f"{'p' if '*' in b.type else 'a'}{b.value}" for b in buffers]
         for i, b in enumerate(buffers):
             if "s" in _FORMATS.get(b.type, ""):
-                words[i] = f"a{i}.tobytes()"
-        arrays = [f"a{i}" for i, b in enumerate(buffers) if "*" in b.type]
+                words[i] += ".tobytes()"
+        arrays = [f"a{i}" for i in sorted(pointers)]
         lines = [
-            f"def run({', '.join(f'a{i}' for i in range(len(buffers)))}):",
+            f"def run({', '.join(f'a{i}' for i in range(n_arguments))}):",
             "device = current_device()",
             "try:",
             "    call = thread.calls[device]",
@@ -270,6 +278,7 @@ class _Launcher:
             lines += [f"s{i} = scratch({size})"]
             words.append(f"s{i}.ptr")
         words.append(_packed(kernel))
+        words += [f"p{i}" for row in rows for i in row]
         lines.append(f"call.write(call.buffer, 0, {', '.join(words)})")
         if len(kernel.launches) > 1:
             lines.append("stream = current_stream().ptr")
@@ -307,16 +316,23 @@ class _Launcher:
 
 
 class _Call:
-    """The arguments of a kernel's launches in memory: first what varies, then what is fixed."""
+    """The arguments of a kernel's launches in memory: first what varies, then what is fixed.
+
+    A table lies across: the addresses in it are the last to vary, the rest of it is fixed.
+    """
 
     def __init__(self, kernel: Kernel, module: Any) -> None:
         self._module = module
         self.handles = [module.function(launch.name, launch.shared) for launch in kernel.launches]
         formats = [_FORMATS.get(b.type, "Q") for b in _buffers(kernel)]
         formats += ["Q"] * len(kernel.scratch) + ["q"]
+        rest = b""
+        if kernel.table is not None:
+            formats += ["Q"] * sum(map(len, kernel.table.arrays))
+            rest = kernel.table.rest
         self.write = struct.Struct("=" + "".join(formats)).pack_into
-        places = [struct.calcsize("=" + "".join(formats[:i])) for i in range(len(formats) + 1)]
-        content = bytearray(places[-1])
+        places = [0, *itertools.accumulate(struct.calcsize("=" + f) for f in formats)]
+        content = bytearray(places[-1]) + rest
         self._pointers = []
         offsets: list[list[int]] = []
         for launch in kernel.launches:
@@ -334,15 +350,19 @@ class _Call:
 
 
 def _buffers(kernel: Kernel) -> list[Argument]:
-    """Return the arguments that a call of the kernel takes, in its order."""
+    """Return the arguments that a call of the kernel takes, in its order, but those in a table."""
     found = {a.value: a for x in kernel.launches for a in x.arguments if a.kind == "buffer"}
     return [found[i] for i in sorted(found)]
 
 
 def _varying(kernel: Kernel, a: Argument) -> int:
     """Return the place of an argument among those that vary from call to call."""
-    n = len(_buffers(kernel))
-    return {"buffer": a.value, "scratch": n + a.value, "packed": n + len(kernel.scratch)}[a.kind]
+    given = [b.value for b in _buffers(kernel)]
+    if a.kind == "buffer":
+        return given.index(a.value)
+    if a.kind == "scratch":
+        return len(given) + a.value
+    return len(given) + len(kernel.scratch) + (a.kind == "table")
 
 
 def _packed(kernel: Kernel) -> str:

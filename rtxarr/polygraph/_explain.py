@@ -80,18 +80,31 @@ class StepReport:
         def listed(arrays):
             return ", ".join(f"{name} {shape_of(n)}" for name, n in arrays) or "nothing"
 
-        lines = [
-            f"{self.name}: {self.title}",
-            f"  reads {listed(self.reads)}",
-            f"  computes {' '.join(self.operations)}",
-        ]
-        for name, node in self.writes:
-            why = f": {self.why[node]}" if self.why[node] else ""
-            lines.append(f"  writes {name} {shape_of(node)}{why}")
+        lines = [f"{self.name}: {self.title}"]
+        if self.kind == "maps":
+            lines.append(f"  computes {operation_counts(self.operations)}")
+            lines += self._member_lines(listed)
+        else:
+            lines.append(f"  reads {listed(self.reads)}")
+            lines.append(f"  computes {' '.join(self.operations)}")
+            for name, node in self.writes:
+                why = f": {self.why[node]}" if self.why[node] else ""
+                lines.append(f"  writes {name} {shape_of(node)}{why}")
         if self.kind != "view":
             lines.append(f"  moves {moved(self.n_bytes, self.n_bytes_apart, rate)}")
         if source and self.source is not None:
             lines += ["", *("    " + line for line in self.source().splitlines()), ""]
+        return lines
+
+    def _member_lines(self, listed: Callable) -> list[str]:
+        """Return a line for each of the maps that share the launch."""
+        names = {n: name for name, n in (*self.reads, *self.writes)}
+        lines = []
+        for loops in self.step.loops.members:
+            ins = [(names[b.node], b.node) for b in loops.buffers if b.node in names]
+            outs = [(names[b.node], b.node) for b in loops.buffers if b.is_output]
+            ins = [pair for pair in ins if pair not in outs]
+            lines.append(f"  reads {listed(ins)}; writes {listed(outs)}")
         return lines
 
 
@@ -463,6 +476,10 @@ def shape_of(node: Node) -> str:
 def _title(loops: Any) -> str:
     if loops.kind == "map":
         return f"map over {loops.cols} elements"
+    if loops.kind == "maps":
+        least, most = (f(m.cols for m in loops.members) for f in (min, max))
+        sizes = f"{least} elements" if least == most else f"{least} to {most} elements"
+        return f"{len(loops.members)} maps over {sizes}, in one launch"
     if loops.kind == "segments":
         wide = f", {loops.features} features" if loops.features > 1 else ""
         return f"{loops.cols} edges of {loops.rows} rows{wide}"

@@ -2,7 +2,7 @@
 
 A kernel is one :class:`Loops`. Its statements are straight-line code on scalars; the code generator
 decides which thread runs which of them, how wide memory is read, and how a reduction is carried
-out. Four kinds share the form:
+out. Five kinds share the form:
 
 ========  ==========================  ==============================================
 kind      counters of a statement     loops
@@ -13,6 +13,8 @@ rows      r in [0, rows),             elements of a row lie side by side: thread
 columns   r, c                        neighbouring r lie side by side: a thread keeps its r
 segments  r, f in [0, features), c    c runs over the edges of row r, from
                                       ``indptr[r]`` to ``indptr[r + 1]``
+maps      those of its members        maps of one pattern: buffers are those of all members, which
+                                      read nothing that another writes; no phases
 ========  ==========================  ==============================================
 
 Numbers in index expressions belong to one shape. A code generator prints each distinct one above
@@ -111,6 +113,7 @@ class Loops:
     features: int = 1
     indptr: str | None = None  # segments: name of the buffer of row pointers
     notes: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
+    members: tuple[Loops, ...] = ()  # maps: what shares the launch
 
     @property
     def statements(self) -> list[Statement]:

@@ -25,6 +25,7 @@ from rtxarr.polygraph._control_steps import control_step
 from rtxarr.polygraph._ir import CONTROL, TRANSFORMS, VIEWS, Graph, Node, behind_views
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._lower import lower
+from rtxarr.polygraph._multi import share_launches
 from rtxarr.polygraph._passes import simplify
 from rtxarr.polygraph._schedule import EAGER, Group, Scheduler
 
@@ -183,9 +184,13 @@ class Program:
                     self._strides[node] = packed_strides(node.shape, order)
             loops = lower(group, self._strides, self.graph.scalars)
             sources = tuple(b.node for b in loops.buffers if not b.is_output)
-            run = self.backend.build(loops)
-            steps.append(Step(f"kernel{i}", run, sources, results, loops, group))
-        return steps
+            steps.append(Step(f"kernel{i}", None, sources, results, loops, group))
+        pattern = getattr(self.backend, "pattern", None)
+        if pattern is not None:
+            targets = {n: self.graph.inputs[number] for n, number in self.in_place.items()}
+            steps = share_launches(steps, pattern, targets, _looked_at)
+        build = self.backend.build
+        return [s if s.loops is None else s._replace(run=build(s.loops)) for s in steps]
 
     def control_step(
         self, node: Node, parts: list[Program], make: Callable | None = None

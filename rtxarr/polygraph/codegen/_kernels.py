@@ -1,7 +1,7 @@
 """Loops to kernels: which thread runs what, what stays on chip.
 
-* map: a thread takes one tile of packets; all its loads come before its arithmetic. An array that
-  is read across, such as a transposed one, goes through shared memory (``_tiles``).
+* map (``_maps``): a thread takes one tile of packets; all its loads come before its arithmetic.
+  An array that is read across, such as a transposed one, goes through shared memory (``_tiles``).
 * rows (``_rows``): 1 to 1024 threads share a row, short rows share a block. What a later pass needs
   of an earlier one stays in registers or, of longer rows, in shared memory; each thread reads there
   only what it wrote, so the only barriers are those of the reductions.
@@ -19,12 +19,13 @@ from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph.codegen._columns import Columns
 from rtxarr.polygraph.codegen._dialects import Dialect
 from rtxarr.polygraph.codegen._features import Features
+from rtxarr.polygraph.codegen._maps import Map, several
 from rtxarr.polygraph.codegen._reciprocals import by_reciprocals
 from rtxarr.polygraph.codegen._rows import Rows
 from rtxarr.polygraph.codegen._segments import Segments
-from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel
+from rtxarr.polygraph.codegen._text import Kernel
 from rtxarr.polygraph.codegen._tiles import Tiles, sides_of
-from rtxarr.polygraph.codegen._writer import Entry, Writer
+from rtxarr.polygraph.codegen._writer import Writer
 
 # Bytes of shared memory that a block may have; the least of the architectures with much of it.
 SHARED_LIMIT = 227 * 1024
@@ -44,6 +45,8 @@ def generate(
     shared_limit : int, bytes
         What a block can have of shared memory.
     """
+    if loops.members:
+        return several(loops, dialect, strict, shared_limit)
     if not strict:
         loops = by_reciprocals(loops)
     writer = _WRITERS[loops.kind]
@@ -52,29 +55,6 @@ def generate(
     if sides_of(loops) is not None:
         writer = Tiles
     return writer(loops, dialect, strict, shared_limit).run()
-
-
-class Map(Writer):
-    counter = "i"
-
-    def run(self) -> Kernel:
-        d, out = self.dialect, self.out
-        (phase,) = self.loops.phases
-        threads = 256
-        first = (
-            f"(packed ? start + (j * {threads} + thread) * {self.lanes} "
-            f": start + j * {threads * self.lanes} + thread)"
-        )
-        out(f"const Index thread = {d.thread_x};")
-        out(f"const Index start = (Index){d.block_x} * {threads * BATCH * self.lanes};")
-        out(f"const Index step = packed ? 1 : {threads};")
-        for s in self.loops.before:
-            out(self.texts.let(s))
-        self.tile(phase.body, "cols", first)
-        cols = self.loops.cols
-        grid = -(-cols // (threads * BATCH * self.lanes))
-        arguments = [Argument("number", "Index", "cols", cols)]
-        return self.finish([Entry("map", out, (grid, 1), (threads, 1), 0, arguments, threads)])
 
 
 _WRITERS: dict[str, type[Writer]] = {

@@ -30,8 +30,8 @@ class Argument:
     """A parameter of a kernel and what the host passes for it.
 
     ``kind`` is "buffer" (``value`` is its place among the arguments of the call), "number" (an
-    int), "divisor" (an int), "packed" (whether accesses of packets are allowed), or "scratch" (the
-    number of a scratch buffer).
+    int), "divisor" (an int), "packed" (whether accesses of packets are allowed), "scratch" (the
+    number of a scratch buffer), or "table" (the kernel's :class:`Table`).
     """
 
     kind: str
@@ -49,6 +49,22 @@ class Launch:
     block: tuple[int, int]
     shared: int
     arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What several maps in one launch are passed: addresses of the arrays of each, then the rest.
+
+    Attributes
+    ----------
+    arrays : tuple of tuple of int
+        For each map the places of its arrays among the arguments of the call.
+    rest : bytes
+        What comes after their addresses.
+    """
+
+    arrays: tuple[tuple[int, ...], ...]
+    rest: bytes
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,8 @@ class Kernel:
     alignments : tuple of (int, int)
         Arguments of the call and the number of bytes that their addresses must be multiples of for
         accesses of packets.
+    table : Table or None
+        Of a kernel that runs several maps.
     """
 
     dialect: Dialect
@@ -86,6 +104,7 @@ class Kernel:
     scratch: tuple[int, ...]
     packed: bool
     alignments: tuple[tuple[int, int], ...]
+    table: Table | None = None
 
     @property
     def body(self) -> str:

@@ -24,6 +24,7 @@ import numpy as np
 from rtxarr.polygraph.codegen import _operations
 from rtxarr.polygraph.codegen._dialects import DIALECTS
 from rtxarr.polygraph.codegen._kernels import SHARED_LIMIT, generate
+from rtxarr.polygraph.codegen._maps import pattern
 from rtxarr.polygraph.codegen._text import join_texts, number_bytes
 
 HERE = Path(__file__).parent
@@ -93,6 +94,14 @@ def _thunk(launch, dialect):
     return f'extern "C" void run_{launch.name}(void** a) {{ {before}{call} }}'
 
 
+def _renamed(launch, name):
+    """Return a launch of a changed text, in which all that has its name has another."""
+    arguments = [
+        dataclasses.replace(a, type=a.type.replace(launch.name, name)) for a in launch.arguments
+    ]
+    return dataclasses.replace(launch, name=name, arguments=tuple(arguments))
+
+
 class EmulatorBackend:
     """Runs kernels on NumPy arrays; the interface of a back end.
 
@@ -129,6 +138,9 @@ class EmulatorBackend:
     def source(self, loops):
         return self.generate(loops).text
 
+    def pattern(self, loops):
+        return pattern(loops, self.generate(loops)) if loops.kind == "map" else None
+
     def build(self, loops):
         """Return what runs a kernel; the first run of any compiles all that were built before."""
         kernel = self.generate(loops)
@@ -152,7 +164,7 @@ class EmulatorBackend:
             names = {x.name: f"{x.name}_{digest}" for x in kernel.launches}
             for old, new in names.items():
                 text = text.replace(old, new)
-            launches = [dataclasses.replace(x, name=names[x.name]) for x in kernel.launches]
+            launches = [_renamed(x, names[x.name]) for x in kernel.launches]
             head, at, body = text.partition('extern "C" __global__')
             kernels.append(
                 dataclasses.replace(
@@ -216,6 +228,10 @@ class EmulatorBackend:
                     values.append(memory.value(a.value))
                 elif a.kind == "packed":
                     values.append(int(packed).to_bytes(4, "little"))
+                elif a.kind == "table":
+                    rows = kernel.table.arrays
+                    addresses = b"".join(memory.value(i) for row in rows for i in row)
+                    values.append(addresses + kernel.table.rest)
                 elif a.kind == "scratch":
                     values.append(scratch[a.value].to_bytes(8, "little"))
                 else:

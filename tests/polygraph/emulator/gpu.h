@@ -10,6 +10,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __restrict__
+#define __grid_constant__
 
 struct Place { unsigned x, y, z; };
 extern "C" {
