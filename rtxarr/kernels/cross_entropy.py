@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._device import launch, launch_planned, namespace, runs_kernels
+from rtxarr._device import launch_planned, runs_kernels
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels import norm
 from rtxarr.kernels._dense import packed
-from rtxarr.kernels.segment import row_by_row
 from rtxarr.kernels.softmax import how_wide
 
 __all__ = [
@@ -114,30 +113,33 @@ def label_cross_entropy(
     -------
     losses, lse : array of float32 (float64 for float64), shape (...)
     """
-    from rtxarr.kernels._cross_entropy_cuda import label_losses
-
-    xp = namespace(logits, labels, kept)
     n, dtype = logits.shape[-1], accumulator(logits.dtype)
-    losses, lse = (xp.empty(logits.shape[:-1], dtype=dtype) for _ in range(2))
-    flat, labels = row_by_row(logits), row_by_row(labels)
-    mask = labels if kept is None else row_by_row(kept)
-    plan = label_plan(n, logits.dtype, *how_wide(n, flat))
-    launch(
-        label_losses(logits.dtype, plan, bool(label_smoothing), kept is not None),
-        plan.blocks(lse.size),
+    losses, lse = (_device.empty(logits, logits.shape[:-1], dtype) for _ in range(2))
+    labels = packed(labels)
+    launch_planned(
+        _label_losses,
+        (bool(label_smoothing), kept is not None),
         (
-            flat,
+            packed(logits),
             labels,
-            mask,
-            xp.reshape(losses, (-1,)),
-            xp.reshape(lse, (-1,)),
+            labels if kept is None else packed(kept),
+            losses,
+            lse,
             n,
             dtype.type(1 - label_smoothing),
             dtype.type(label_smoothing),
         ),
-        block=plan.block,
     )
     return losses, lse
+
+
+def _label_losses(flags, args):
+    from rtxarr.kernels._cross_entropy_cuda import label_losses
+
+    logits, lse = args[0], args[4]
+    n = logits.size // lse.size
+    plan = label_plan(n, logits.dtype, *how_wide(n, logits))
+    return label_losses(logits.dtype, plan, *flags), plan.blocks(lse.size), plan.block
 
 
 def label_cross_entropy_gradient(
@@ -157,31 +159,29 @@ def label_cross_entropy_gradient(
     -------
     array, shape and dtype of ``logits``
     """
-    from rtxarr.kernels._cross_entropy_cuda import label_gradient
-
-    xp = namespace(logits, lse, up, down, labels)
     n, dtype = logits.shape[-1], accumulator(logits.dtype)
-    out = xp.empty(logits.shape, dtype=logits.dtype)
-    flat = row_by_row(logits)
-    lse, up, down, labels = (row_by_row(x) for x in (lse, up, down, labels))
-    plan = label_plan(n, logits.dtype, *how_wide(n, flat))
-    launch(
-        label_gradient(logits.dtype, plan, bool(label_smoothing)),
-        plan.blocks(lse.size),
+    out = _device.empty(logits, logits.shape, logits.dtype)
+    launch_planned(
+        _label_gradient,
+        (bool(label_smoothing),),
         (
-            flat,
-            lse,
-            up,
-            down,
-            labels,
-            xp.reshape(out, (-1,)),
+            *map(packed, (logits, lse, up, down, labels)),
+            out,
             n,
             dtype.type(1 - label_smoothing),
             dtype.type(label_smoothing / n),
         ),
-        block=plan.block,
     )
     return out
+
+
+def _label_gradient(flags, args):
+    from rtxarr.kernels._cross_entropy_cuda import label_gradient
+
+    logits, lse = args[:2]
+    n = logits.size // lse.size
+    plan = label_plan(n, logits.dtype, *how_wide(n, logits))
+    return label_gradient(logits.dtype, plan, *flags), plan.blocks(lse.size), plan.block
 
 
 def label_plan(n: int, dtype: Any, wide: bool, loose: bool) -> Any:

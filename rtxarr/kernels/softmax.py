@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rtxarr._device import launch, namespace
+from rtxarr import _device
+from rtxarr._device import launch_planned
+from rtxarr.kernels._dense import packed
 from rtxarr.kernels.norm import fits
-from rtxarr.kernels.segment import can_be_wide, row_by_row
+from rtxarr.kernels.segment import can_be_wide
 
 __all__ = ["fits", "softmax", "softmax_gradient"]
 
@@ -25,20 +27,18 @@ def softmax(x: Any, *, logarithm: bool) -> Any:
     array, shape and dtype of ``x``
         The softmax of a row of -inf is zero.
     """
+    out = _device.empty(x, x.shape, x.dtype)
+    n = x.shape[-1]
+    launch_planned(_forward, (logarithm, n), (packed(x), out, n, x.size // n))
+    return out
+
+
+def _forward(options, args):
     from rtxarr.kernels._softmax_cuda import forward
 
-    xp = namespace(x)
-    out = xp.empty(x.shape, dtype=x.dtype)
-    n, flat = x.shape[-1], row_by_row(x)
-    plan = forward_plan(n, x.dtype, *how_wide(n, flat))
-    n_rows = flat.size // n
-    launch(
-        forward(x.dtype, plan, logarithm),
-        plan.blocks(n_rows),
-        (flat, xp.reshape(out, (-1,)), n, n_rows),
-        block=plan.block,
-    )
-    return out
+    (logarithm, n), x = options, args[0]
+    plan = forward_plan(n, x.dtype, *how_wide(n, x))
+    return forward(x.dtype, plan, logarithm), plan.blocks(x.size // n), plan.block
 
 
 def softmax_gradient(grad: Any, out: Any, *, logarithm: bool) -> Any:
@@ -54,21 +54,19 @@ def softmax_gradient(grad: Any, out: Any, *, logarithm: bool) -> Any:
     -------
     array of their shape and dtype
     """
+    of_x = _device.empty(out, out.shape, out.dtype)
+    n = out.shape[-1]
+    given = packed(grad), packed(out), of_x, n, out.size // n
+    launch_planned(_backward, (logarithm, n), given)
+    return of_x
+
+
+def _backward(options, args):
     from rtxarr.kernels._softmax_cuda import backward
 
-    xp = namespace(grad, out)
-    of_x = xp.empty(out.shape, dtype=out.dtype)
-    n = out.shape[-1]
-    grad, out = row_by_row(grad), row_by_row(out)
+    (logarithm, n), (grad, out) = options, args[:2]
     plan = backward_plan(n, out.dtype, *how_wide(n, grad, out))
-    n_rows = out.size // n
-    launch(
-        backward(out.dtype, plan, logarithm),
-        plan.blocks(n_rows),
-        (grad, out, xp.reshape(of_x, (-1,)), n, n_rows),
-        block=plan.block,
-    )
-    return of_x
+    return backward(out.dtype, plan, logarithm), plan.blocks(out.size // n), plan.block
 
 
 def how_wide(n: int, *arrays: Any) -> tuple[bool, bool]:
