@@ -478,8 +478,8 @@ def _title(loops: Any) -> str:
         return f"map over {loops.cols} elements"
     if loops.kind == "maps":
         least, most = (f(m.cols for m in loops.members) for f in (min, max))
-        sizes = f"{least} elements" if least == most else f"{least} to {most} elements"
-        return f"{len(loops.members)} maps over {sizes}, in one launch"
+        sizes = f"{most}" if least == most else f"{least} to {most}"
+        return f"{len(loops.members)} maps over {sizes} element{'s' * (most > 1)}, in one launch"
     if loops.kind == "segments":
         wide = f", {loops.features} features" if loops.features > 1 else ""
         return f"{loops.cols} edges of {loops.rows} rows{wide}"
