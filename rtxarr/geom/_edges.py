@@ -171,8 +171,8 @@ def _as_stored(weight, graph):
     """Give weights, and the order to read them in: 32 bytes come for each that is out of order."""
     if graph.is_ordered:
         return weight, None
-    key = "weights", id(weight)
-    if any(key in side._kept for side in (graph, graph.__dict__.get("T", graph))):
+    key, turned = ("weights", id(weight)), graph.__dict__.get("T", graph)
+    if key in graph._kept or key in turned._kept:
         return graph.once(("stored", id(weight)), lambda: graph.stored(weight)), None
     return weight, graph.edge_ids
 

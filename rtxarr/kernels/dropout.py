@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from rtxarr.kernels.segment import can_be_wide
 __all__ = ["dropout_add", "fits", "threshold"]
 
 
+@functools.cache
 def threshold(rate: float) -> np.uint64:
     """Give the number below which a word of the stream keeps its element."""
     return np.uint64(round((1.0 - rate) * 2**32))
