@@ -345,9 +345,12 @@ def _climb(found: _Found, node: Node, whole: Product) -> Iterable[tuple[Node, Pr
         other = user.src[user.src[0] is top]
         value = value_of(other)
         if user.op == "multiply":
-            if value is None or whole.parts or not np.isfinite(value):
+            if value is None or whole.parts:
                 return
             whole = replace(whole, scale=whole.scale * float(value))
+            limits = np.finfo(dtypes.accumulator(whole.a.dtype))  # 0 would hide a NaN
+            if not float(limits.tiny) <= abs(whole.scale) <= float(limits.max):
+                return
         elif (bias := _row_of(other, n)) is not None:
             if whole.bias is not None or not found.in_memory(bias):
                 return
@@ -372,7 +375,8 @@ def _row_of(node: Node, n: int) -> Node | None:
 # ----------------------------------------------------------------------------- activations
 
 
-_LINE = np.concatenate([np.linspace(-9, 9, 181), [0.0, 1e-3, -30.0, 30.0, np.nan]])
+_FAR = np.geomspace(1e-30, 1e100, 66)  # where bounds such as 1e-7 or 100 may lie
+_LINE = np.concatenate([np.linspace(-9, 9, 181), _FAR, -_FAR, [0.0, np.nan]])
 _SCALE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
@@ -385,7 +389,7 @@ def _gelu(x: np.ndarray) -> np.ndarray:
 
 
 def _near(got: np.ndarray, want: np.ndarray) -> bool:
-    return np.allclose(got, want, rtol=1e-6, atol=1e-6, equal_nan=True)
+    return np.allclose(got, want, rtol=1e-5, atol=1e-9, equal_nan=True)
 
 
 _MOST = 64  # operations between a product and what is made of it
@@ -447,7 +451,7 @@ def _activations(found: _Found) -> None:
             got = _value(y, base, _LINE)
             if got is None:
                 continue
-            kind = next((k for k, f in _KINDS.items() if _near(got, f(_LINE))), None)
+            kind = next((k for k, (f, same) in _KINDS.items() if same(got, f(_LINE))), None)
             if kind is None:
                 continue
             needed = found.needs(base, y, sources)
@@ -456,7 +460,11 @@ def _activations(found: _Found) -> None:
             break
 
 
-_KINDS = {"relu": _relu, "gelu": _gelu}
+def _equal(got: np.ndarray, want: np.ndarray) -> bool:
+    return np.array_equal(got, want, equal_nan=True)
+
+
+_KINDS = {"relu": (_relu, _equal), "gelu": (_gelu, _near)}
 
 
 def _take_activation(

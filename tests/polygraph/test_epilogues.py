@@ -192,6 +192,8 @@ def test_other_activations_are_not_taken_for_these(takes_all):
         lambda x: rx.maximum(x + x.dtype.type(1), 0),
         lambda x: rx.where(x > 0, x, 0),  # zero for NaN
         lambda x: rx.maximum(x, 0.01),
+        lambda x: rx.maximum(x, 1e-7),
+        lambda x: rx.maximum(rx.minimum(x, 100), 0),
         lambda x: x * rx.sigmoid(1.702 * x),
         lambda x: gelu(rx.astype(x, rx.float32)),  # the result has another dtype
     ):
@@ -200,6 +202,15 @@ def test_other_activations_are_not_taken_for_these(takes_all):
     y, v = array(6, 5), array(5, 8)
     f = lambda x, w: rx.astype(gelu(rx.astype(x @ w, rx.bfloat16)), rx.float32)  # noqa: E731
     check(lambda x, w: f(x, w) * 0 + x @ w, y, v, runs=["matmul"])
+
+
+def test_factors_that_a_product_cannot_have(takes_all):
+    """What is not multiplied, for a factor of 0, is NaN all the same; no factor overflows."""
+    x, w = array(6, 5), array(5, 8)
+    check(lambda x, w: x @ w * 0, x, w, runs=["matmul"])
+    check(lambda x, w: x @ w * 1e-30 * 1e-30, x, w, runs=["matmul + scale"])
+    check(lambda x, w: x @ w * 1e30 * 1e30, 0 * x, w, runs=["matmul + scale"])
+    assert [options["scale"] for options in takes_all] == pytest.approx([1e-30, 1e30])
 
 
 def test_gelu_of_float32_is_left_to_a_kernel(takes_all):
