@@ -1,13 +1,15 @@
 """Small results on a GPU, used again: making an array takes as long as starting a kernel.
 
 For each thread the array that a kernel wrote last is kept, and is what it writes next if nobody
-else has it by then. That is what a memory pool does, with the array itself beside its memory.
+else has it by then, nor looks whether it is still there, nor has given it another shape. That is
+what a memory pool does, with the array itself beside its memory.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,23 +36,24 @@ def keeping(
         return lambda: empty(shape, dtype)
     thread = threading.local()
 
-    def count() -> tuple[int, int, int]:
+    def state() -> tuple:
         x, pointer, memory = thread.kept
-        return sys.getrefcount(x), sys.getrefcount(pointer), sys.getrefcount(memory)
+        counts = sys.getrefcount(x), sys.getrefcount(pointer), sys.getrefcount(memory)
+        return counts, weakref.getweakrefcount(x), x.shape
 
     def new() -> Any:
         if recorder() is not None:  # of a captured graph, whose memory is its own
             return empty(shape, dtype)
         now = place()
         try:
-            if count() == thread.alone and now == thread.place:
+            if state() == thread.alone and now == thread.place:
                 return thread.kept[0]
         except AttributeError:
             pass
         x = empty(shape, dtype)
         thread.kept, thread.place = (x, x.data, x.data.mem), now
         del x
-        thread.alone = count()
+        thread.alone = state()
         return thread.kept[0]
 
     return new

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -63,17 +64,25 @@ HOLD = {
     "another on its memory": Array.other,
     "another on its pointer": lambda x: Array((3,), FLOAT, x.data),
     "the memory": lambda x: x.data.mem,
+    "a weak reference": weakref.ref,
 }
 
 
 @pytest.mark.parametrize("hold", HOLD.values(), ids=HOLD)
 def test_an_array_that_somebody_has_does_not(new, hold):
     held = hold(new())
-    assert new().data.mem is not getattr(getattr(held, "data", None), "mem", held)
+    memory = held().data.mem if isinstance(held, weakref.ref) else held
+    assert new().data.mem is not getattr(getattr(memory, "data", None), "mem", memory)
+    del memory
     x = new()
     name = id(x)
     del x, held
     assert id(new()) == name
+
+
+def test_an_array_of_another_shape_does_not(new):
+    new().shape = (3, 1)
+    assert new().shape == (3,)
 
 
 def test_another_stream_has_another_array(new, place):
