@@ -1,14 +1,15 @@
 """Maps of one pattern in one launch, as those of an optimizer over many arrays.
 
 A map waits for others of its pattern until a step needs what it writes, or writes over what it
-reads; those that waited then run together. What they read is kept for that long, so that they wait
-for no more than fits a GPU's cache.
+reads; those that waited then run together. Later ones whose sources were there already, such as
+casts of weights, join them. What is kept in memory by that, of what waits and of what is made
+early, is no more than fits a GPU's cache.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rtxarr.polygraph._ir import Node
@@ -17,21 +18,23 @@ from rtxarr.polygraph._schedule import Group
 
 __all__ = ["joined", "share_launches"]
 
-MOST_HELD = 16 << 20  # bytes of results that wait to be read
+MOST_HELD = 16 << 20  # bytes of results that wait to be read, or that are made early
 
 
-class _Waiting:
-    """Steps of one pattern."""
+class _Joint:
+    """Steps of one pattern; ``place`` is the step before which they run, None while they wait."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
+        self.place: int | None = None
         self.reads: set[Node] = set()  # with what is looked at through views
         self.writes: set[Node] = set()
-        self.held: set[Node] = set()
+        self.waiting: set[Node] = set()
+        self.early: set[Node] = set()
 
-    @property
-    def n_bytes(self) -> int:
-        return sum(n.size * n.dtype.itemsize for n in self.held)
+
+def _n_bytes(nodes: Iterable[Node]) -> int:
+    return sum(n.size * n.dtype.itemsize for n in nodes)
 
 
 def share_launches(
@@ -54,38 +57,55 @@ def share_launches(
     looked_at : callable
         Gives nodes and those whose memory they may share.
     """
-    waiting: dict[Hashable, _Waiting] = {}
-    made = {n for step in steps for n in step.results}
-    joint: list[list[list[int]]] = [[] for _ in range(len(steps) + 1)]  # before each step
+    latest: dict[Hashable, _Joint] = {}
+    makers = {n: i for i, step in enumerate(steps) for n in step.results}
+    joint_of: dict[int, _Joint] = {}
 
-    def let_run(key: Hashable, place: int) -> None:
-        found = waiting.pop(key)
-        if len(found.steps) > 1:
-            joint[place].append(found.steps)
+    def is_there(node: Node, place: int) -> bool:
+        """Tell whether a result is known before the step at ``place`` runs."""
+        maker = makers.get(node, -1)
+        if maker in joint_of:
+            made_at = joint_of[maker].place
+            return made_at is not None and made_at < place
+        return maker < place
 
     for i, step in enumerate(steps):
         over = {targets[n] for n in step.results if n in targets}
-        for key, others in list(waiting.items()):
-            if not (others.writes.isdisjoint(step.sources) and others.reads.isdisjoint(over)):
-                let_run(key, i)
+        for joint in latest.values():
+            if joint.place is None and not (
+                joint.writes.isdisjoint(step.sources) and joint.reads.isdisjoint(over)
+            ):
+                joint.place = i
         found = pattern(step.loops) if step.loops is not None else None
         if found is None:
             continue
         key, most = found
-        mine = waiting.setdefault(key, _Waiting())
+        mine = latest.get(key)
+        if mine is None or len(mine.steps) == most:
+            mine = latest[key] = _Joint()
+        elif mine.place is not None:
+            place, early = mine.place, mine.early.union(step.results)
+            fits = not over and all(is_there(n, place) for n in step.sources)
+            if fits and _n_bytes(early) <= MOST_HELD:
+                mine.early = early
+            else:
+                mine = latest[key] = _Joint()
         mine.steps.append(i)
-        mine.reads |= looked_at(step.sources)
-        mine.writes.update(step.results)
-        mine.held.update(made.intersection(step.sources))
-        if len(mine.steps) == most or mine.n_bytes > MOST_HELD:
-            let_run(key, i + 1)
-    for key in list(waiting):
-        let_run(key, len(steps))
-    moved = {i for many in joint for some in many for i in some}
+        joint_of[i] = mine
+        if mine.place is None:
+            mine.reads |= looked_at(step.sources)
+            mine.writes.update(step.results)
+            mine.waiting.update(makers.keys() & step.sources)
+            if _n_bytes(mine.waiting) > MOST_HELD or len(mine.steps) == most:
+                mine.place = i + 1
+    shared: list[list[_Joint]] = [[] for _ in range(len(steps) + 1)]
+    for joint in dict.fromkeys(joint_of.values()):
+        if len(joint.steps) > 1:
+            shared[len(steps) if joint.place is None else joint.place].append(joint)
     result = []
     for i in range(len(steps) + 1):
-        result += [_together([steps[k] for k in some]) for some in joint[i]]
-        if i < len(steps) and i not in moved:
+        result += [_together([steps[k] for k in joint.steps]) for joint in shared[i]]
+        if i < len(steps) and not (i in joint_of and len(joint_of[i].steps) > 1):
             result.append(steps[i])
     return result
 

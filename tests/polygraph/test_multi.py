@@ -259,6 +259,22 @@ def test_what_waits_is_bounded(monkeypatch):
     assert launches(fused) == [1] * 12
 
 
+@needs_compiler
+def test_what_could_have_run_with_others_does(monkeypatch):
+    """Casts of weights are made when the first is needed, as long as they are small."""
+
+    def f(x, *weights):
+        for w in weights:
+            x = rx.matmul(x, rx.astype(w, "float64"))
+        return x
+
+    weights = [np.random.default_rng(i).random((3, 3)).astype("float32") for i in range(6)]
+    given = np.eye(3), *weights
+    assert launches(check(f, *given)) == [6]
+    monkeypatch.setattr(_multi, "MOST_HELD", 2 * 9 * 8)  # beside the first, which is needed
+    assert launches(check(f, *given)) == [3, 3]
+
+
 # -------------------------------------------------------------------- random graphs by the plan
 
 
