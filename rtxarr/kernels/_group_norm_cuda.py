@@ -18,11 +18,21 @@ import numpy as np
 
 from rtxarr._device import _SIMULATING, cuda
 from rtxarr.kernels._arithmetic import arithmetic
-from rtxarr.kernels._rows import Plan, bounded, group_sums, rows_of, window
-from rtxarr.kernels._vector import access
+from rtxarr.kernels._rows import (
+    Plan,
+    add,
+    bounded,
+    group_reduce,
+    group_sums,
+    packed_rows_of,
+    rows_of,
+    window,
+)
+from rtxarr.kernels._vector import access, packed, renewed
 
 # Threads of the blocks that combine partial sums: channels of a group, and parts of the chunks.
 MERGE_BLOCK = (4, 3) if _SIMULATING else (32, 8)
+MOST_CHANNELS = 128  # of a group that stays in registers
 
 
 class Kernels(NamedTuple):
@@ -473,6 +483,75 @@ def channels_first(
                 fetch(grad, offset, tile, n_positions, zero, up)
 
     return KernelsFirst(sums, apply, gradient_sums, gradient)
+
+
+@functools.cache
+def whole_groups(dtype: np.dtype, plan: Plan, affine: tuple[bool, bool], silu: bool):
+    """Return the kernel that normalizes groups that stay in the registers of their threads.
+
+    ``kernel(x, weight, bias, centre, inverse, out, eps, n, n_positions, n_of_group, n_groups)``: a
+    group is a row of ``n`` neighbours of at most ``MOST_CHANNELS``, and no piece of one lies in two
+    channels. Where half types leave room, two blocks fit on a multiprocessor.
+    """
+    each, word, _, numbers = packed(dtype, wide=plan.width > 1)
+    _, scalar, load_one, *_ = access(dtype, wide=False)
+    width, _, _, store, _ = access(dtype, wide=plan.width > 1)
+    n_words, _, fetch, _ = packed_rows_of(dtype, plan)
+    begin, _, place, _, _ = rows_of(dtype, plan)
+    activate, _ = _activations(dtype, silu)
+    total_of = group_reduce(add, scalar, plan.lanes, plan.groups, 2)
+    chunks, lanes, exact = plan.chunks, plan.lanes, plan.exact
+    per_word, neighbours = width // each, window(width)
+    weighted, biased = affine
+    zero, one, factors_shape = scalar(0), scalar(1), (plan.groups, MOST_CHANNELS)
+
+    @bounded(plan.threads, 1024 // plan.threads if each < width else 1)
+    def kernel(x, weight, bias, centre, inverse, out, eps, n, n_positions, n_of_group, n_groups):
+        factors = cuda.shared.array(factors_shape, scalar)
+        shifts = cuda.shared.array(factors_shape, scalar)
+        words, kept = cuda.local.array(n_words, word), cuda.local.array(width, scalar)
+        row, live = begin(inverse.size)
+        row = row if live else 0  # idle threads take part in the reductions
+        first, x_thread, y_thread = row * n, cuda.threadIdx.x, cuda.threadIdx.y
+        fetch(x, first, n, words)
+        base = np.int64(np.uint32(row) % np.uint32(n_groups)) * n_of_group
+        for i in range(x_thread, n_of_group, lanes):
+            factors[y_thread, i] = load_one(weight, base + i)[0] if weighted else one
+            shifts[y_thread, i] = load_one(bias, base + i)[0] if biased else zero
+        cuda.syncthreads()  # those of all channels are in place
+        part, share = zero, one / scalar(n)
+        for k in range(n_words):
+            values = numbers(words[k])
+            for i in range(per_word):
+                part += values[i]
+        mean = total_of(part, 0) * share
+        part = zero
+        for k in range(n_words):
+            words[k] = renewed(words[k])
+            values = numbers(words[k])
+            inside = exact or place(0, 0, k // each) < n
+            for i in range(per_word):
+                away = values[i] - mean if inside else zero
+                part += away * away
+        scale = one / math.sqrt(total_of(part, 1) * share + eps)
+        if not live:
+            return
+        if x_thread == 0:
+            centre[row] = mean
+            inverse[row] = scale
+        for k in range(chunks):
+            j = place(0, 0, k)
+            if exact or j < n:
+                channel = np.uint32(j) // np.uint32(n_positions)
+                factor = scale * factors[y_thread, channel] if weighted else scale
+                shift = shifts[y_thread, channel] if biased else zero
+                for w in range(each):
+                    values = numbers(renewed(words[k * each + w]))
+                    for i in range(per_word):
+                        kept[w * per_word + i] = activate((values[i] - mean) * factor + shift)
+                store(out, first + j, neighbours(kept, 0))
+
+    return kernel
 
 
 @functools.cache
