@@ -22,6 +22,7 @@ from rtxarr.polygraph._layout import Layout, Point, arrange
 # Fill and line of boxes.
 _COLOURS = {
     "map": ("#e3effb", "#2f6fb3"),
+    "maps": ("#e6e6fa", "#5a55b5"),
     "rows": ("#e4f4e6", "#2f8a45"),
     "columns": ("#dff3f2", "#1f8a85"),
     "segments": ("#fdeedb", "#c0701a"),
@@ -30,6 +31,7 @@ _COLOURS = {
 }
 _WORDS = {
     "map": "all elements alike",
+    "maps": "the same of many arrays",
     "rows": "rows",
     "columns": "columns",
     "segments": "edges of a graph",

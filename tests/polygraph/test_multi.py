@@ -430,13 +430,16 @@ def test_parameters_fit():
 
 
 @needs_compiler
-def test_explain_tells_of_each():
+def test_explain_tells_of_each(tmp_path):
     fused = check(sgd, arrays(7), arrays(7, 1), 0.1)
     text = str(fused.explain(source=True))
     assert "5 maps over 7 to 15000 elements, in one launch" in text
     assert "computes multiply x 5, subtract x 5" in text
     assert "reads x0 float32[3, 5], x7 float32[3, 5]; writes" in text
     assert "__grid_constant__" in text
+    fused.explain(html=tmp_path / "sgd.html")
+    assert "the same of many arrays" in (tmp_path / "sgd.html").read_text()
+    assert "kernel0" in str(fused.profile(arrays(7), arrays(7, 1), 0.1))
 
 
 @needs_compiler
