@@ -215,17 +215,18 @@ def write(
 
 
 class _Streams(threading.local):
-    def __init__(self) -> None:
-        self.made: dict[tuple[int, int, int], Any] = {}
+    """Streams that no program is on: one in another takes others, which have other memory."""
 
-    def get(self, lane: int) -> Any:
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, int, int], list] = {}
+
+    def take(self, lane: int) -> tuple[list, Any]:
+        """Return a stream, and where to put it when the program is over."""
         cuda, step = _device.cupy.cuda, recorder()
         # Around a branch or loop that the GPU decides others are still being captured.
         depth = 0 if step is None else step.depth
-        key = cuda.runtime.getDevice(), depth, lane
-        if key not in self.made:
-            self.made[key] = cuda.Stream(non_blocking=True)
-        return self.made[key]
+        free = self._free.setdefault((cuda.runtime.getDevice(), depth, lane), [])
+        return free, free.pop() if free else cuda.Stream(non_blocking=True)
 
 
 _streams = _Streams()
@@ -244,7 +245,8 @@ class Lanes:
         cuda = _device.cupy.cuda
         self._event = cuda.Event
         main = cuda.get_current_stream()
-        self._streams = [main, *map(_streams.get, range(1, len(products)))]
+        self._taken = [*map(_streams.take, range(1, len(products)))]
+        self._streams = [main, *(stream for _, stream in self._taken)]
         self._products = products
         self._workspaces: dict[int, Any] = {}
         begin = self.mark(0)
@@ -278,3 +280,5 @@ class Lanes:
     def join(self) -> None:
         """Let the first lane wait for all that the others were given."""
         self.wait(0, *map(self.mark, range(1, len(self._streams))))
+        for free, stream in self._taken:
+            free.append(stream)

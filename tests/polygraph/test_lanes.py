@@ -6,6 +6,7 @@ what a step reads and writes is held against what its lane has waited for.
 
 import contextlib
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,6 +251,47 @@ def test_gradients_of_weights_run_beside_the_chain():
     (program,) = programs_of(run)
     assert program.lanes is not None
     assert "lanes" in str(run.explain())
+
+
+class Stream:
+    """Notes what it waits for."""
+
+    def __init__(self, non_blocking=True):
+        self.waits = []
+
+    def wait_event(self, event):
+        self.waits.append(event)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+
+class Event:
+    def __init__(self, disable_timing):
+        self.stream = None
+
+    def record(self, stream):
+        self.stream = stream
+
+
+def test_a_program_in_another_has_other_streams(monkeypatch):
+    """What it frees would be used by the other's lanes, which do not wait for its end."""
+    main, runtime = Stream(), SimpleNamespace(getDevice=lambda: 0)
+    cuda = {"Stream": Stream, "Event": Event, "runtime": runtime}
+    cupy = SimpleNamespace(cuda=SimpleNamespace(**cuda, get_current_stream=lambda: main))
+    monkeypatch.setattr(_lanes, "_device", SimpleNamespace(cupy=cupy))
+    monkeypatch.setattr(_lanes, "_streams", _lanes._Streams())
+    outer, inner = (_lanes.Lanes((False,) * 3) for _ in range(2))
+    streams = [{*lanes._streams} - {main} for lanes in (outer, inner)]
+    assert [len(found) for found in streams] == [2, 2]
+    assert not streams[0] & streams[1]
+    inner.join()
+    assert {event.stream for event in main.waits} == streams[1]
+    again = _lanes.Lanes((False, False))
+    assert {*again._streams} - {main} < streams[1]
 
 
 @pytest.mark.gpu
