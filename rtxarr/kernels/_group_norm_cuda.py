@@ -60,6 +60,13 @@ class Kernels(NamedTuple):
     gradient: Any
 
 
+@cuda.jit(device=True)
+def _sample(again):
+    """Give the block's sample. The second pass begins with what the cache has from the first."""
+    sample = cuda.gridDim.z - 1 - cuda.blockIdx.z if again else cuda.blockIdx.z
+    return np.int64(sample)
+
+
 @functools.cache
 def _activations(dtype: np.dtype, silu: bool):
     """Return device functions: the activation of a number, and a gradient through it."""
@@ -100,12 +107,12 @@ def channels_last(
     zero, one = scalar(0), scalar(1)
 
     @cuda.jit(device=True)
-    def begin(n_positions, n_channels):
+    def begin(n_positions, n_channels, again):
         """Give the first channel, its offset, and the first and last position of this thread."""
         each = (n_positions + cuda.gridDim.x - 1) // cuda.gridDim.x
         start = np.int64(cuda.blockIdx.x) * each
         channel = (np.int64(cuda.blockIdx.y) * lanes + cuda.threadIdx.x) * width
-        offset = np.int64(cuda.blockIdx.z) * n_positions * n_channels + channel
+        offset = _sample(again) * n_positions * n_channels + channel
         return channel, offset, start + cuda.threadIdx.y, min(start + each, n_positions)
 
     def reader(count):
@@ -146,12 +153,12 @@ def channels_last(
         cuda.syncthreads()  # they have been read before the next ones overwrite them
 
     @cuda.jit(device=True)
-    def read_groups(array, channel, n_channels, n_groups, kept):
+    def read_groups(array, channel, n_channels, n_groups, again, kept):
         """Read what a group has, for each channel of this thread, with one division."""
         size = n_channels // n_groups
         group = channel // size
         left = (group + 1) * size - channel  # channels of the first group from here on
-        group += np.int64(cuda.blockIdx.z) * n_groups
+        group += _sample(again) * n_groups
         for i in range(width):
             step = i >= left
             group += 1 if step else 0
@@ -163,7 +170,7 @@ def channels_last(
         shared = cuda.shared.array(shape, scalar)
         totals, squares = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
         kept = cuda.local.array(size_alone, scalar)
-        channel, offset, position, stop = begin(n_positions, n_channels)
+        channel, offset, position, stop = begin(n_positions, n_channels, False)
         for i in range(width):
             totals[i] = zero
             squares[i] = zero
@@ -185,11 +192,11 @@ def channels_last(
     def apply(x, weight, bias, centre, inverse, out, n_positions, n_channels, n_groups):
         mean, scale = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
         shift, kept = cuda.local.array(width, scalar), cuda.local.array(size, scalar)
-        channel, offset, position, stop = begin(n_positions, n_channels)
+        channel, offset, position, stop = begin(n_positions, n_channels, True)
         if channel >= n_channels:
             return
-        read_groups(centre, channel, n_channels, n_groups, mean)
-        read_groups(inverse, channel, n_channels, n_groups, scale)
+        read_groups(centre, channel, n_channels, n_groups, True, mean)
+        read_groups(inverse, channel, n_channels, n_groups, True, scale)
         if weighted:
             factors = load(weight, channel)
             for i in range(width):
@@ -217,13 +224,13 @@ def channels_last(
         factor, shift = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
         kept = cuda.local.array(size, scalar)
         up = cuda.local.array(size, scalar)
-        channel, offset, position, stop = begin(n_positions, n_channels)
+        channel, offset, position, stop = begin(n_positions, n_channels, False)
         for i in range(width):
             totals[i] = zero
             products[i] = zero
         if channel < n_channels:
-            read_groups(centre, channel, n_channels, n_groups, mean)
-            read_groups(inverse, channel, n_channels, n_groups, scale)
+            read_groups(centre, channel, n_channels, n_groups, False, mean)
+            read_groups(inverse, channel, n_channels, n_groups, False, scale)
             for i in range(width):
                 factor[i] = one
                 shift[i] = zero
@@ -270,13 +277,13 @@ def channels_last(
         first, second = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
         kept = cuda.local.array(size, scalar)
         up = cuda.local.array(size, scalar)
-        channel, offset, position, stop = begin(n_positions, n_channels)
+        channel, offset, position, stop = begin(n_positions, n_channels, True)
         if channel >= n_channels:
             return
-        read_groups(centre, channel, n_channels, n_groups, mean)
-        read_groups(inverse, channel, n_channels, n_groups, scale)
-        read_groups(of_mean, channel, n_channels, n_groups, first)
-        read_groups(of_scale, channel, n_channels, n_groups, second)
+        read_groups(centre, channel, n_channels, n_groups, True, mean)
+        read_groups(inverse, channel, n_channels, n_groups, True, scale)
+        read_groups(of_mean, channel, n_channels, n_groups, True, first)
+        read_groups(of_scale, channel, n_channels, n_groups, True, second)
         for i in range(width):
             factor[i] = one
             shift[i] = zero
@@ -345,14 +352,14 @@ def channels_first(
     zero, one = scalar(0), scalar(1)
 
     @cuda.jit(device=True)
-    def begin(n_channels):
+    def begin(n_channels, again):
         """Give this thread's channel, whether there is one, and the offset of the sample's first.
 
         Idle threads take part in the reductions, with the first channel.
         """
         channel = np.int64(cuda.blockIdx.x) * groups + cuda.threadIdx.y
         live = channel < n_channels
-        return channel if live else 0, live, np.int64(cuda.blockIdx.z) * n_channels
+        return channel if live else 0, live, _sample(again) * n_channels
 
     @cuda.jit(device=True)
     def tiles_of(n_positions, n_tiles):
@@ -371,7 +378,7 @@ def channels_first(
     @bounded(plan.threads)
     def sums(x, first, second, n_positions, n_channels, n_of_group, n_tiles):
         kept = cuda.local.array(size, scalar)
-        channel, live, sample = begin(n_channels)
+        channel, live, sample = begin(n_channels, False)
         offset, head = (sample + channel) * n_positions, channel // n_of_group * n_of_group
         origin = load(x, (sample + head) * n_positions)[0]
         total, square = zero, zero
@@ -390,7 +397,7 @@ def channels_first(
         n_positions, n_channels, n_of_group, n_tiles,
     ):  # fmt: skip
         kept = cuda.local.array(size, scalar)
-        channel, live, sample = begin(n_channels)
+        channel, live, sample = begin(n_channels, True)
         offset, group = (sample + channel) * n_positions, channel // n_of_group
         tile, stop = tiles_of(n_positions, n_tiles)
         fetch(x, offset, tile, n_positions, zero, kept)  # under way while sums are added up
@@ -426,7 +433,7 @@ def channels_first(
         n_positions, n_channels, n_of_group, n_tiles,
     ):  # fmt: skip
         kept, up = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
-        channel, live, sample = begin(n_channels)
+        channel, live, sample = begin(n_channels, False)
         offset, group = (sample + channel) * n_positions, (sample + channel) // n_of_group
         mean, scale = centre[group], inverse[group]
         factor = load(weight, channel)[0] if weighted else one
@@ -449,7 +456,7 @@ def channels_first(
         n_positions, n_channels, n_of_group, n_tiles,
     ):  # fmt: skip
         kept, up = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
-        channel, live, sample = begin(n_channels)
+        channel, live, sample = begin(n_channels, True)
         offset, group = (sample + channel) * n_positions, (sample + channel) // n_of_group
         tile, stop = tiles_of(n_positions, n_tiles)
         fetch(x, offset, tile, n_positions, zero, kept)  # under way while sums are added up
