@@ -342,15 +342,15 @@ def records_of(scalar: type, n: int, n_heads: int):
     """
     if _SIMULATING:
 
-        def load(array, place, node):
+        def loaded(array, place, node):
             first = place + n * n_heads * node
             return tuple(array[first : first + n])
 
-        def store(array, unit, numbers):
+        def stored(array, unit, numbers):
             array[n * unit : n * unit + n] = numbers
 
-        return load, store
-    n_bytes, load_at, store_at = by_address(scalar, n)
+        return loaded, stored
+    n_bytes, load_at, store_at = by_address(np.dtype(scalar), n)
     step = np.int64(n * n_heads * n_bytes)
 
     @cuda.jit(device=True)
