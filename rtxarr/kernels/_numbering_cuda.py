@@ -21,11 +21,10 @@ from rtxarr.kernels._rows import bounded
 from rtxarr.kernels._sampling_core import LOW_HALF, MIX, SPREAD
 from rtxarr.kernels._sampling_cuda import _row_of
 
-# Threads of a block, and how many entries each adds up; and the threads that add up the sums. Of so
-# many tiles or fewer each adds up those before it.
+# Threads of a block, and how many entries each adds up; and the threads that add up the sums.
 _THREADS, _EACH, _SUMMING = (4, 2, 4) if _SIMULATING else (256, 4, 1024)
 TILE, SUMMING = _THREADS * _EACH, _SUMMING
-BLOCK, FEW_TILES = _THREADS, 5 if _SIMULATING else 2048
+BLOCK = _THREADS
 
 _U = np.uint64
 _S32 = _U(32)
@@ -109,7 +108,7 @@ def sum_counts(some, n, again, totals):
 
 @bounded(_SUMMING)
 def sum_totals(totals):
-    """Replace each total by the sum of those before it; one block."""
+    """Replace each total by the sum of those before; one block."""
     t, n = np.int64(cuda.threadIdx.x), np.int64(totals.size)
     each = (n + _SUMMING - 1) // _SUMMING
     start, stop = min(t * each, n), min((t + 1) * each, n)
@@ -123,23 +122,6 @@ def sum_totals(totals):
         before += here
 
 
-@_device
-def _before(sums, totals, total):
-    """Return what all threads before this one have; ``sum_totals`` goes through many tiles first.
-
-    All threads of the block call it, with ``sums`` in shared memory.
-    """
-    tile, before = np.int64(cuda.blockIdx.x), np.int64(0)
-    if totals.size > FEW_TILES:
-        before = totals[tile]
-    else:
-        for i in range(cuda.threadIdx.x, tile, _THREADS):
-            before += totals[i]
-        _, before = _add_up(sums, before)
-    within, _ = _add_up(sums, total)
-    return before + within
-
-
 @bounded(_THREADS)
 def write_offsets(some, n, again, totals, out):
     """Write where the edges of each row begin, and the end; a block a tile."""
@@ -147,7 +129,8 @@ def write_offsets(some, n, again, totals, out):
     total = np.int64(0)
     for i in range(first, min(first + _EACH, some.size)):
         total += _count(np.int64(some[i]), n, again)
-    before = _before(cuda.shared.array(_THREADS, np.int64), totals, total)
+    before, _ = _add_up(cuda.shared.array(_THREADS, np.int64), total)
+    before += totals[cuda.blockIdx.x]
     for i in range(first, min(first + _EACH, out.size)):
         out[i] = before
         if i < some.size:
@@ -317,7 +300,8 @@ def rank(ptr, src, edge_ptr, local, totals, before, out):
         batch = _row_of(edge_ptr, edge)
         if local[edge] == ptr[batch + 1] - ptr[batch] + edge - edge_ptr[batch]:
             total += 1
-    count = _before(cuda.shared.array(_THREADS, np.int64), totals, total)
+    count, _ = _add_up(cuda.shared.array(_THREADS, np.int64), total)
+    count += totals[cuda.blockIdx.x]
     for edge in range(first, min(first + _EACH, n_edges + 1)):
         before[edge] = count
         if edge < n_edges:

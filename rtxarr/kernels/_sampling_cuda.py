@@ -13,7 +13,6 @@ from rtxarr.kernels._sampling_core import build
 
 # Rows of a block that draws few edges in each, and edges of one that goes through edges.
 ROWS, EDGES = (4, 4) if _SIMULATING else (128, 256)
-_AHEAD = 8
 
 _sampling = build(_device, _core, _div)
 _subset, _one_of, _weighted_one_of = (
@@ -107,20 +106,13 @@ def draw_weighted_again(nodes, first, degrees, offsets, sums, out, stream, key):
 def sum_rows(indptr, weights, sums, available):
     """Add up the weights of a row, in order; a thread a row."""
     row = np.int64(cuda.grid(1))
-    if row >= available.size:
-        return
-    ahead = cuda.local.array(_AHEAD, np.float64)  # weights whose loads are under way together
-    end = indptr[row + 1]
-    total, count = np.float64(0.0), np.int64(0)
-    for start in range(indptr[row], end, _AHEAD):
-        for i in range(_AHEAD):
-            ahead[i] = weights[start + i] if start + i < end else np.float64(0.0)
-        for i in range(_AHEAD):
-            if start + i < end:
-                total += ahead[i]
-                sums[start + i] = total
-                count += 1 if ahead[i] > 0.0 else 0
-    available[row] = count
+    if row < available.size:
+        total, count = np.float64(0.0), np.int64(0)
+        for edge in range(indptr[row], indptr[row + 1]):
+            total += weights[edge]
+            sums[edge] = total
+            count += weights[edge] > 0.0
+        available[row] = count
 
 
 @cuda.jit

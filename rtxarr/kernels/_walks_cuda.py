@@ -30,32 +30,6 @@ def walks_of_blocks(lanes: int, n_walks: int):
     add_up = running(threads)
 
     @_device
-    def weigh_part(start, stop, before, indptr, indices, back, near, far):
-        """Return the sum of the weights of the edges ``start`` to ``stop - 1`` of a row."""
-        # Those of the node before which may lead to the same nodes.
-        end = indptr[before + 1]
-        first = _lower_bound(indices, indptr[before], end, indices[start])
-        last = _lower_bound(indices, first, end, indices[stop - 1] + 1)
-        if last - first > stop - start:
-            total = _U(0)
-            for edge in range(start, stop):
-                candidate = np.int64(indices[edge])
-                total += _chance(candidate, before, indices, first, last, back, near, far)
-            return np.int64(total)
-        place = _lower_bound(indices, start, stop, before)
-        n_back = _lower_bound(indices, place, stop, before + 1) - place
-        n_near, place = np.int64(0), start
-        for other in range(first, last):
-            node = np.int64(indices[other])
-            if node != before:
-                place = _lower_bound(indices, place, stop, node)
-                after = _lower_bound(indices, place, stop, node + 1)
-                n_near += after - place
-                place = after  # so the next edge to this node counts nothing
-        n_far = stop - start - n_back - n_near
-        return np.int64(back * _U(n_back) + near * _U(n_near) + far * _U(n_far))
-
-    @_device
     def weigh(sums, here, before, word, indptr, indices, back, near, far, stream, key):
         """Return the edge that ``word`` draws among all; the threads of the block call it."""
         found = cuda.shared.array(3, np.int64)
@@ -65,9 +39,15 @@ def walks_of_blocks(lanes: int, n_walks: int):
             each = (high - low + threads - 1) // threads
             start = min(low + cuda.threadIdx.x * each, high)
             stop = min(start + each, high)
-            mine = np.int64(0)
-            if start < stop:
-                mine = weigh_part(start, stop, before, indptr, indices, back, near, far)
+            total, first, last = _U(0), np.int64(0), np.int64(0)
+            if start < stop:  # what the node before has an edge to, among what these lead to
+                end = indptr[before + 1]
+                first = _lower_bound(indices, indptr[before], end, indices[start])
+                last = _lower_bound(indices, first, end, indices[stop - 1] + 1)
+            for edge in range(start, stop):
+                candidate = np.int64(indices[edge])
+                total += _chance(candidate, before, indices, first, last, back, near, far)
+            mine = np.int64(total)
             sum_before, total_of_all = add_up(sums, mine)
             if base < 0:
                 base = np.int64(0)

@@ -501,8 +501,7 @@ def number_reached(
     totals = xp.empty(n_tiles := -(-before.size // gpu.TILE), dtype=np.int64)
     launch(gpu.enter, n_items, (nodes, ptr, src, edge_ptr, slots, bits))
     launch(gpu.find, n_tiles, (ptr, src, edge_ptr, slots, bits, local, totals), block=gpu.BLOCK)
-    if n_tiles > gpu.FEW_TILES:
-        launch(gpu.sum_totals, 1, (totals,), block=gpu.SUMMING)
+    launch(gpu.sum_totals, 1, (totals,), block=gpu.SUMMING)
     launch(gpu.rank, n_tiles, (ptr, src, edge_ptr, local, totals, before, out), block=gpu.BLOCK)
     n_threads = max(n_items, ptr.size)
     launch(gpu.number, n_threads, (nodes, ptr, edge_ptr, before, local, out, out_ptr))
@@ -642,10 +641,9 @@ def offsets_of(xp: Any, counts: Any, n: int = -1, again: bool = False) -> Any:
         from rtxarr.kernels import _numbering_cuda as gpu
 
         out = xp.empty(counts.shape[0] + 1, dtype=np.int64)
-        totals = xp.empty(n_tiles := -(-out.size // gpu.TILE), dtype=np.int64)
+        totals = xp.zeros(n_tiles := -(-out.size // gpu.TILE), dtype=np.int64)
         if n_tiles > 1:
             launch(gpu.sum_counts, n_tiles, (counts, n, int(again), totals), block=gpu.BLOCK)
-        if n_tiles > gpu.FEW_TILES:
             launch(gpu.sum_totals, 1, (totals,), block=gpu.SUMMING)
         launch(gpu.write_offsets, n_tiles, (counts, n, int(again), totals, out), block=gpu.BLOCK)
         return out
