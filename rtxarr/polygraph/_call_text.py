@@ -157,6 +157,8 @@ def some_overlap(written: Sequence, others: Sequence) -> bool:
 def _extent(x: Any) -> tuple[int, int]:
     """Return the addresses between which an array lies."""
     start = x.data.ptr if _device.is_device_array(x) else x.__array_interface__["data"][0]
+    if x.flags.c_contiguous:
+        return start, start + x.nbytes
     spans = [(n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)]
     low = start + sum(s for s in spans if s < 0)
     return low, start + sum(s for s in spans if s > 0) + x.dtype.itemsize
