@@ -16,7 +16,7 @@ from rtxarr import dtypes
 from rtxarr._device import is_device_array
 from rtxarr.autograd import _conditional
 from rtxarr.kernels import scan
-from rtxarr.polygraph._ir import MAPS, REDUCES, SCANS, TRANSFORMS, Graph, Node
+from rtxarr.polygraph._ir import MAPS, REDUCES, SCANS, TRANSFORMS, Graph, Node, sharing
 
 
 def evaluate(node: Node, sources: Sequence[Any], xp: Any, *, owned: bool = False) -> Any:
@@ -66,8 +66,9 @@ def run(graph: Graph, inputs: Sequence[Any], xp: Any) -> list[Any]:
     if len(written) > 1:  # one may be a view of what another writes
         written = [(to, xp.asarray(value, copy=True)) for to, value in written]
     outputs = [values[node] for node in graph.outputs]
-    if graph.updates:  # which an output may be a view of
-        outputs = [xp.asarray(value, copy=True) for value in outputs]
+    shared = range(len(outputs)) if graph.updates else sharing(graph.outputs, graph.outputs)
+    for i in shared:  # with what is written, or another output
+        outputs[i] = xp.asarray(outputs[i], copy=True)
     for to, value in written:
         to[...] = value
     return outputs

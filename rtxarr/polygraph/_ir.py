@@ -454,6 +454,60 @@ def behind_views(node: Node, kept: Container[Node] = ()) -> Node:
     return node
 
 
+def owners(node: Node, kept: Container[Node] = ()) -> set[Any]:
+    """Return what may have made a node's memory: branches and loops may give what they are given.
+
+    What is made inside of one is a pair of that and a node. Views in ``kept`` have memory of their
+    own.
+    """
+    node = behind_views(node, kept)
+    whole = node.src[0] if node.op == "item" else node
+    if node in kept or whole.op not in CONTROL:
+        return {node}
+    (number,) = node.attrs
+    found: set[Any] = set()
+    if whole.op == "cond":
+        graphs, sources, n_state = whole.attrs, whole.src[1:], 0
+    elif whole.op == "while_loop":
+        graphs, sources = whole.attrs[1:], whole.src
+        n_state = len(graphs[0].outputs)
+    else:
+        graphs, sources, n_state = whole.attrs[:1], whole.src, whole.attrs[1]
+        if number >= n_state:
+            return {node}
+    stack, seen = [number], {number}
+    while stack:
+        number = stack.pop()
+        if number < n_state:  # there may be no rounds
+            found |= owners(sources[number], kept)
+        for graph in graphs:
+            for owner in owners(graph.outputs[number]):
+                if not isinstance(owner, Node) or owner.op != "input":
+                    found.add((whole, owner))
+                elif (given := owner.attrs[0]) >= n_state:
+                    found |= owners(sources[given], kept)
+                elif given not in seen:
+                    seen.add(given)
+                    stack.append(given)
+    return found
+
+
+def sharing(nodes: Sequence[Node], meant: Sequence[Node], kept: Container[Node] = ()) -> set[int]:
+    """Return which nodes may share memory with one before though what is ``meant`` does not.
+
+    Inputs are left out: a view of one is what it is.
+    """
+    found = set()
+    seen: dict[Any, Node] = {}
+    for i, (node, old) in enumerate(zip(nodes, meant, strict=True)):
+        base = behind_views(old)
+        for owner in {behind_views(node, kept), *owners(node, kept)}:
+            is_input = isinstance(owner, Node) and owner.op == "input"
+            if not is_input and seen.setdefault(owner, base) is not base:
+                found.add(i)
+    return found
+
+
 def cut(leaves: Sequence[Node], roots: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     """Return new inputs in place of ``leaves``, and ``roots`` on these."""
     inputs = [input_node(i, n.dtype, n.shape) for i, n in enumerate(leaves)]

@@ -22,7 +22,7 @@ from rtxarr._replay import recorder
 from rtxarr.kernels.transpose import contiguous
 from rtxarr.polygraph import _interpret, _lanes
 from rtxarr.polygraph._control_steps import control_step
-from rtxarr.polygraph._ir import CONTROL, TRANSFORMS, VIEWS, Graph, Node, behind_views
+from rtxarr.polygraph._ir import CONTROL, TRANSFORMS, VIEWS, Graph, Node, behind_views, sharing
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._lower import lower
 from rtxarr.polygraph._multi import share_launches
@@ -394,16 +394,16 @@ def _copy(array: Any) -> Any:
 def _copied(before: Graph, after: Graph, made: set[Node]) -> set[int]:
     """Return which outputs must be copied, so that they are memory of their own as they were.
 
-    A pass may find that an output is an input, or the same as another, or one value repeated.
+    A pass may find that an output is an input, or the same as another, or one value repeated; a
+    branch or loop may give what another output is.
     ``made`` are the nodes that kernels store.
     """
-    found = set()
-    seen: dict[Node, Node] = {}
+    found = sharing(after.outputs, before.outputs, made)
     for i, (old, new) in enumerate(zip(before.outputs, after.outputs, strict=True)):
         old_base, new_base = behind_views(old), behind_views(new, made)
         repeats = new.op == "broadcast" and new not in made and old.op not in VIEWS
         taken = new_base.op == "input" and new_base is not old_base
-        if repeats or taken or seen.setdefault(new_base, old_base) is not old_base:
+        if repeats or taken:
             found.add(i)
     return found
 

@@ -176,3 +176,36 @@ def test_parts_take_views(kind):
     x, y = np.arange(1.0, 10).reshape(3, 3), np.array([1.0, 2.0, 4.0])
     assert_close(rx.fuse(f)(x, y), f(x, y))
     assert_close(rx.fuse(f)(x.T, y[::-1]), f(x.T, y[::-1]))
+
+
+APART = {
+    "a loop of no rounds": lambda x: (
+        while_loop(lambda s: s[0] < 0, lambda s: s * 2, 2 * x),
+        2 * x,
+    ),
+    "two loops": lambda x: tuple(
+        while_loop(lambda s, n=n: s[0] < n, lambda s: s * 2, 2 * x) for n in (0, 1)
+    ),
+    "a state made twice": lambda x: while_loop(
+        lambda s: s[0][0] < 99, lambda s: (2 * s[0], 2 * s[0]), (x + 1, x + 2)
+    ),
+    "a state that moves on": lambda x: (
+        while_loop(lambda s: s[0][0] < 99, lambda s: (2 * s[0], s[0], s[1]), (x + 1, x + 2, x + 3))
+        + (x + 1, x + 2)
+    ),
+    "a branch": lambda x: (cond(x[0] > 0, lambda s: s, lambda s: 2 * s, 2 * x), 2 * x),
+    "a branch in a branch": lambda x: (
+        cond(x[0] > 0, lambda s: cond(s[0] > 0, lambda s: s, lambda s: -s, s), lambda s: s, 2 * x),
+        (2 * x)[::-1],
+    ),
+}
+
+
+@pytest.mark.parametrize("f", APART.values(), ids=APART)
+def test_results_share_no_memory(f):
+    """As those of the function do not: what it computes twice the program computes once."""
+    x = np.array([5.0, 6.0])
+    for function in (f, rx.fuse(f), rx.fuse(f, backend="interpreter")):
+        found = function(x)
+        for i, a in enumerate(found):
+            assert not any(np.shares_memory(a, b) for b in (x, *found[:i]))
