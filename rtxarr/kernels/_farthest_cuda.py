@@ -16,15 +16,9 @@ from rtxarr.kernels._points_cuda import arithmetic
 from rtxarr.kernels._rows import bounded
 from rtxarr.kernels._vector import by_offset
 
-
-def block_of(dtype: np.dtype, packed: bool) -> tuple[int, int]:
-    """Return the threads of a block, and how many of their points one combines at once.
-
-    As many as a multiprocessor has registers for: a power of the second number.
-    """
-    if _SIMULATING:
-        return 4, 2
-    return (1024, 4) if packed and np.dtype(dtype) == np.float32 else (512, 8)
+# Threads of a block, a power of FAN: how many a thread combines at once. There are no more blocks
+# of a cloud than threads of a block.
+THREADS, FAN = (4, 2) if _SIMULATING else (512, 8)
 
 
 @functools.cache
@@ -98,13 +92,12 @@ def rounds(dtype: np.dtype, packed: bool):
     """Return the kernel of rounds ``first`` to ``last - 1``; more than one only with one block.
 
     ``ends_d`` and ``ends_i``, of shape (2, n_clouds, n_blocks), hold the furthest points of blocks,
-    those of odd rounds and of even ones. A cloud has no more blocks than a block has threads.
+    those of odd rounds and of even ones.
     """
     scalar = np.dtype(dtype).type
     taken, none = scalar(-1), scalar(-2)
     kept = np.dtype(dtype).name
     locate, visit, put = (_packed if packed else _plain)(dtype)
-    threads, fan = block_of(dtype, packed)
 
     @_device
     def precedes(d, point, other_d, other):
@@ -113,16 +106,16 @@ def rounds(dtype: np.dtype, packed: bool):
     @_device
     def furthest_of(d, point):
         """Return the furthest point of all threads, of equals the first; all threads call it."""
-        distances = cuda.shared.array(threads, kept)
-        points = cuda.shared.array(threads, "int64")
+        distances = cuda.shared.array(THREADS, kept)
+        points = cuda.shared.array(THREADS, "int64")
         thread = np.int64(cuda.threadIdx.x)
         distances[thread], points[thread] = d, point
-        size = threads
+        size = THREADS
         while size > 1:
-            size //= fan
+            size //= FAN
             cuda.syncthreads()  # what is combined is in place
             if thread < size:
-                for i in range(1, fan):
+                for i in range(1, FAN):
                     other_d, other = distances[thread + i * size], points[thread + i * size]
                     if precedes(other_d, other, d, point):
                         d, point = other_d, other
@@ -144,12 +137,12 @@ def rounds(dtype: np.dtype, packed: bool):
             return point, now
         return best, furthest
 
-    @bounded(threads)
+    @bounded(THREADS)
     def kernel(x, held, ptr, starts, ends_d, ends_i, out, first, last):
         n_blocks = ends_d.shape[2]
         cloud, block = cuda.blockIdx.x // n_blocks, cuda.blockIdx.x % n_blocks
         thread = np.int64(cuda.threadIdx.x)
-        begin, end, stride = ptr[cloud], ptr[cloud + 1], n_blocks * threads
+        begin, end, stride = ptr[cloud], ptr[cloud + 1], n_blocks * THREADS
         for i in range(first, last):
             chosen = starts[cloud]
             if i > 0:
@@ -161,7 +154,7 @@ def rounds(dtype: np.dtype, packed: bool):
                 out[cloud, i] = chosen
             here = locate(x, chosen)
             best, furthest = end, none
-            point = begin + block * threads + thread
+            point = begin + block * THREADS + thread
             while point + 3 * stride < end:  # all four are read before any is written
                 p0, p1, p2, p3 = point, point + stride, point + 2 * stride, point + 3 * stride
                 d0, before0 = visit(x, held, p0, here)

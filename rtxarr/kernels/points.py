@@ -20,8 +20,8 @@ __all__ = ["Grid", "all_within", "build_grid", "ends", "farthest", "nearest", "v
 
 # Work of a thread on the CPU, at least: queries, or rows to sort.
 _SHARE = 2048
-# Multiprocessors of a GPU, about.
-_PROCESSORS = 4 if _SIMULATING else 132
+# Blocks that a GPU runs at once, of those that go over points several times.
+_BLOCKS = 4 if _SIMULATING else 264
 # Points of a cloud that one block thins out, which then takes one launch in all.
 _ONE_BLOCK = 8 if _SIMULATING else 32_768
 # Lengths of the lists in which GPU code keeps nearest points; the last is for float32 alone.
@@ -71,7 +71,7 @@ def ends(x: Any) -> tuple[np.ndarray, np.ndarray]:
         return found[0], found[1]
     from rtxarr.kernels import _points_grid_cuda as gpu
 
-    n_blocks = max(1, min(2 * _PROCESSORS, x.size // (8 * gpu.ENDS_THREADS)))
+    n_blocks = max(1, min(_BLOCKS, x.size // (8 * gpu.ENDS_THREADS)))
     out = xp.empty((2, n_blocks, n_axes), dtype=x.dtype)
     flat = xp.reshape(x, (-1,))
     launch(gpu.ends(x.dtype), n_blocks, (flat, n_axes, out), block=gpu.ENDS_THREADS)
@@ -408,13 +408,13 @@ def _farthest_on_gpu(xp, x, ptr, starts, out):
 
     n_clouds, n = out.shape
     # Large clouds are for many blocks. On average: sizes are not known without a wait.
-    each, packed = x.shape[0] // n_clouds, x.shape[1] <= 3
-    threads, _ = gpu.block_of(x.dtype, packed)
+    each = x.shape[0] // n_clouds
     n_blocks = 1
     if each > _ONE_BLOCK:
-        n_blocks = max(1, min(threads, _PROCESSORS // n_clouds, -(-each // (4 * threads))))
+        n_blocks = max(1, min(gpu.THREADS, _BLOCKS // n_clouds, -(-each // (4 * gpu.THREADS))))
     shape = (2, n_clouds, n_blocks)
     between = xp.empty(shape, dtype=x.dtype), xp.empty(shape, dtype=np.int64)
+    packed = x.shape[1] <= 3
     held = xp.full(0 if packed else x.shape[0], np.inf, dtype=x.dtype)
     if packed:
         x, plain = xp.empty(4 * x.shape[0], dtype=x.dtype), x
@@ -423,7 +423,7 @@ def _farthest_on_gpu(xp, x, ptr, starts, out):
     for first in range(0, n, n if n_blocks == 1 else 1):
         last = n if n_blocks == 1 else first + 1
         arguments = x, held, ptr, starts, *between, out, first, last
-        launch(kernel, n_clouds * n_blocks, arguments, block=threads)
+        launch(kernel, n_clouds * n_blocks, arguments, block=gpu.THREADS)
 
 
 def _in_threads(loop: Callable, n: int, arguments: tuple, share: int = _SHARE) -> None:

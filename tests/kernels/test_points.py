@@ -150,7 +150,7 @@ def test_far_points_of_clouds_with_several_blocks(place, both, monkeypatch, dtyp
     x = np.random.default_rng(2).normal(size=(n, n_axes)).round(1).astype(dtype)
     for ptr, n_blocks in ([0, n], 4), ([0, n // 3, n], 2):
         if place == "cpu":
-            monkeypatch.setattr(points, "_PROCESSORS", n_blocks * (len(ptr) - 1))
+            monkeypatch.setattr(points, "_BLOCKS", n_blocks * (len(ptr) - 1))
         ptr = np.array(ptr)
         equal(*both(points.farthest, x, ptr, ptr[:-1] + 3, n_chosen))
 
