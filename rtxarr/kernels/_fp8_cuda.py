@@ -2,8 +2,6 @@
 
 A block takes a tile of a matrix and a thread parts of 4 rows by 8 columns: eight codes of a row are
 stored at once, and four of a column are a word of the transpose, which goes through shared memory.
-What bounds the kernel beside the memory are its instructions, so numbers that are not finite, which
-are rare, are left to a branch.
 """
 
 from __future__ import annotations
@@ -15,12 +13,14 @@ import ml_dtypes
 import numpy as np
 
 from rtxarr._device import _SIMULATING, cuda
-from rtxarr.kernels._rows import group_reduce
-from rtxarr.kernels._vector import access, by_offset
-from rtxarr.kernels.fp8 import COLUMNS, KINDS, ROWS
+from rtxarr.kernels._rows import bounded
+from rtxarr.kernels._vector import access, by_offset, maximum
+from rtxarr.kernels.fp8 import KINDS, TILE
 
 THREADS = 256
-BLOCKS = 4  # at least that many on a multiprocessor
+_LANES = TILE // 8  # threads along a row
+_GROUPS = TILE // 4  # parts along a column
+_WARPS = THREADS // 32
 
 
 class _Format(NamedTuple):
@@ -45,25 +45,13 @@ if _SIMULATING:
     def _bits(value):
         return int(np.float32(value).view(np.int32))
 
-    def _larger(most, value):
-        return np.fmax(most, abs(value))
-
-    def _checked(value):
-        return value if np.isfinite(value) else np.float32(np.nan)
-
-    def _product(a, b):
-        with np.errstate(over="ignore"):
-            return a * b
-
-    def _permuted(a, b, order):
-        found = np.asarray([a, b], np.uint32).view(np.uint8)
-        return found[[order >> n & 7 for n in (0, 4, 8, 12)]].view(np.uint32)[0]
-
     def _converted(kind):
         largest = float(ml_dtypes.finfo(KINDS[kind]).max)
 
         def four(a, b, c, d):
-            limited = np.clip(np.asarray([a, b, c, d], np.float32), -largest, largest)
+            values = np.asarray([a, b, c, d], np.float32)
+            limited = np.clip(values, -largest, largest)
+            limited[np.isinf(values)] = np.nan
             return limited.astype(KINDS[kind]).view(np.uint32)[0]
 
         return four
@@ -72,64 +60,31 @@ else:
     from llvmlite import ir  # type: ignore[import-untyped]
 
     from rtxarr._device import intrinsic, types
+    from rtxarr.kernels._vector import _convert
 
     _I32, _F32 = ir.IntType(32), ir.FloatType()
-    _KINDS = {"r": (types.uint32, _I32), "f": (types.float32, _F32)}
-
-    def _instruction(text, out, arguments):
-        """Return the intrinsic that is the PTX ``text``; letters say what is in registers."""
-        kinds = [_KINDS[letter][0] for letter in arguments]
-        llvm = ir.FunctionType(_KINDS[out][1], [_KINDS[letter][1] for letter in arguments])
-        asm = ir.InlineAsm(llvm, text, ",".join((f"={out}", *arguments)), side_effect=False)
-        signature = _KINDS[out][0](*kinds)
-
-        def codegen(context, builder, signature, args):
-            return builder.call(asm, args)
-
-        if len(arguments) == 1:
-
-            @intrinsic
-            def instruction(typingctx, a):
-                return signature, codegen
-
-        elif len(arguments) == 2:
-
-            @intrinsic
-            def instruction(typingctx, a, b):
-                return signature, codegen
-
-        elif len(arguments) == 3:
-
-            @intrinsic
-            def instruction(typingctx, a, b, c):
-                return signature, codegen
-
-        else:
-
-            @intrinsic
-            def instruction(typingctx, a, b, c, d):
-                return signature, codegen
-
-        return instruction
-
-    _bits = _instruction("mov.b32 $0, $1;", "r", "f")
-    # The larger of a number and the size of another, which does not count if it is NaN.
-    _larger = _instruction("{ .reg .f32 size; abs.f32 size, $2; max.f32 $0, $1, size; }", "f", "ff")
-    # NaN for what is not finite.
-    _checked = _instruction("fma.rn.f32 $0, $1, 0f00000000, $1;", "f", "f")
-    _product = _instruction("mul.rn.f32 $0, $1, $2;", "f", "ff")
-    # The bytes of two words, numbered from the lowest, that the digits of the third name.
-    _permuted = _instruction("prmt.b32 $0, $1, $2, $3;", "r", "rrr")
+    _bits = _convert("mov.b32 $0, $1;", "=r,f", (types.int32, types.float32), (_I32, _F32))
 
     def _converted(kind):
         """Return the intrinsic that gives the codes of four float32, the first lowest."""
-        convert = f"cvt.rn.satfinite.{kind}x2.f32"  # its first operand goes to the upper half
-        return _instruction(
-            f"{{ .reg .b16 low, high; {convert} low, $2, $1; {convert} high, $4, $3; "
-            "mov.b32 $0, {low, high}; }",
-            "r",
-            "ffff",
+        # The instruction would make the largest number of an infinity: 0 * x + x makes it NaN. Its
+        # first operand goes to the upper half.
+        checked = " ".join(f"fma.rn.f32 f{i}, ${i}, 0f00000000, ${i};" for i in (1, 2, 3, 4))
+        convert = f"cvt.rn.satfinite.{kind}x2.f32"
+        text = (
+            f"{{ .reg .f32 f<5>; .reg .b16 low, high; {checked} {convert} low, f2, f1; "
+            f"{convert} high, f4, f3; mov.b32 $0, {{low, high}}; }}"
         )
+        asm = ir.InlineAsm(ir.FunctionType(_I32, [_F32] * 4), text, "=r,f,f,f,f", side_effect=False)
+
+        @intrinsic
+        def four(typingctx, a, b, c, d):
+            def codegen(context, builder, signature, args):
+                return builder.call(asm, args)
+
+            return types.uint32(*(types.float32,) * 4), codegen
+
+        return four
 
 
 @functools.cache
@@ -145,8 +100,8 @@ def encode(kind: str) -> Any:
     def code(value):
         size = abs(value)
         bits = _bits(size)
-        sign = _bits(value) >> 24 & 128
-        if bits > _INFINITY:
+        sign = 0 if _bits(value) >= 0 else 128
+        if bits >= _INFINITY:
             return sign | 127
         if bits >= largest:
             bits = largest
@@ -174,79 +129,78 @@ def _four_codes(kind: str, converts: bool) -> Any:
 
 @functools.cache
 def _accesses(dtype: np.dtype, wide: bool) -> tuple:
-    """Return what reads eight neighbours, and stores eight codes and four.
+    """Return what reads eight numbers of a row, and stores eight codes of one and four of one.
 
-    ``n_left`` is how many there are before the end of the row. ``wide``: all at once, into arrays
-    of uint64 and uint32.
+    ``wide``: at once, into arrays of uint64 and uint32; their parts lie all inside or outside.
     """
     if wide:
         load = by_offset(dtype, 8).load
 
         @cuda.jit(device=True)
-        def read(x, at, n_left):
-            return load(x, at)
+        def read(x, row, column, m, n):
+            return load(x, row * n + column)
 
         @cuda.jit(device=True)
-        def put8(out, at, n_left, low, high):
-            out[at >> 3] = np.uint64(low) | np.uint64(high) << np.uint64(32)
+        def put8(out, row, column, m, n, low, high):
+            out[(row * n + column) // 8] = np.uint64(low) | np.uint64(high) << np.uint64(32)
 
         @cuda.jit(device=True)
-        def put4(out, at, n_left, word):
-            out[at >> 2] = word
+        def put4(out, row, column, n, word):
+            out[(row * n + column) // 4] = word
 
     else:
         load = access(dtype, wide=False).load
 
         @cuda.jit(device=True)
-        def one(x, at, is_there):
-            return load(x, at)[0] if is_there else _ZERO
+        def one(x, row, column, m, n):
+            return load(x, row * n + column)[0] if row < m and column < n else _ZERO
 
         @cuda.jit(device=True)
-        def read(x, at, n_left):
+        def read(x, row, column, m, n):
             return (
-                one(x, at, n_left > 0),
-                one(x, at + 1, n_left > 1),
-                one(x, at + 2, n_left > 2),
-                one(x, at + 3, n_left > 3),
-                one(x, at + 4, n_left > 4),
-                one(x, at + 5, n_left > 5),
-                one(x, at + 6, n_left > 6),
-                one(x, at + 7, n_left > 7),
+                one(x, row, column, m, n),
+                one(x, row, column + 1, m, n),
+                one(x, row, column + 2, m, n),
+                one(x, row, column + 3, m, n),
+                one(x, row, column + 4, m, n),
+                one(x, row, column + 5, m, n),
+                one(x, row, column + 6, m, n),
+                one(x, row, column + 7, m, n),
             )
 
         @cuda.jit(device=True)
-        def put4(out, at, n_left, word):
+        def put4(out, row, column, n, word):
             for i in range(4):
-                if i < n_left:
-                    out[at + i] = np.uint8(word >> (8 * i) & 255)
+                if column + i < n:
+                    out[row * n + column + i] = np.uint8(word >> (8 * i) & 255)
 
         @cuda.jit(device=True)
-        def put8(out, at, n_left, low, high):
-            put4(out, at, n_left, low)
-            put4(out, at + 4, n_left - 4, high)
+        def put8(out, row, column, m, n, low, high):
+            if row < m:
+                put4(out, row, column, n, low)
+                put4(out, row, column + 4, n, high)
 
     return read, put8, put4
 
 
 @cuda.jit(device=True)
-def _largest(a):
-    """Give the largest size; NaN does not count."""
-    most = _larger(_larger(_larger(_larger(_ZERO, a[0]), a[1]), a[2]), a[3])
-    return _larger(_larger(_larger(_larger(most, a[4]), a[5]), a[6]), a[7])
+def _size(value):
+    """Give the size of a number, zero of one that is not finite."""
+    size = abs(value)
+    return size if size < _HUGE else _ZERO
 
 
 @cuda.jit(device=True)
-def _all_checked(a):
-    return (
-        _checked(a[0]),
-        _checked(a[1]),
-        _checked(a[2]),
-        _checked(a[3]),
-        _checked(a[4]),
-        _checked(a[5]),
-        _checked(a[6]),
-        _checked(a[7]),
+def _largest(a):
+    first = maximum(maximum(_size(a[0]), _size(a[1])), maximum(_size(a[2]), _size(a[3])))
+    return maximum(
+        first, maximum(maximum(_size(a[4]), _size(a[5])), maximum(_size(a[6]), _size(a[7])))
     )
+
+
+@cuda.jit(device=True)
+def _scaled(a, s):
+    return (a[0] * s, a[1] * s, a[2] * s, a[3] * s, a[4] * s, a[5] * s, a[6] * s, a[7] * s)
 
 
 @functools.cache
@@ -259,129 +213,90 @@ def quantize(dtype: np.dtype, kind: str, turned: bool, wide: bool, converts: boo
     four = _four_codes(kind, converts)
     read, put8, put4 = _accesses(dtype, wide)
     one = np.float32(1)
-    lanes, groups = COLUMNS // 8, ROWS // 4  # parts of a row and of a column
-    spread = max(32 // lanes, 1)
-    reduce = group_reduce(_larger, np.float32, THREADS, 1)
-    even, odd = (np.uint32(order) for order in (0x5140, 0x7362))  # bytes of two rows, in turn
-    lower, upper = (np.uint32(order) for order in (0x5410, 0x7632))  # halves
 
-    @cuda.jit(device=True)
-    def four_scaled(a, b, c, d, scale):
-        return four(_product(a, scale), _product(b, scale), _product(c, scale), _product(d, scale))
-
-    @cuda.jit(device=True)
-    def words(a, scale):
-        """Give the codes of eight neighbours as two words, and the largest size."""
-        most = _largest(a)
-        if not most < _HUGE:
-            a = _all_checked(a)
-            most = _largest(a)
-        low = four_scaled(a[0], a[1], a[2], a[3], scale)
-        return low, four_scaled(a[4], a[5], a[6], a[7], scale), most
-
-    @cuda.jit(device=True)
-    def turn(tile, j, place, a, b, c, d):
-        """Store the four columns that the words of four rows have."""
-        first, second = _permuted(a, b, even), _permuted(c, d, even)
-        tile[j, place] = _permuted(first, second, lower)
-        tile[j + 1, place] = _permuted(first, second, upper)
-        first, second = _permuted(a, b, odd), _permuted(c, d, odd)
-        tile[j + 2, place] = _permuted(first, second, lower)
-        tile[j + 3, place] = _permuted(first, second, upper)
-
-    # What waits at the barrier needs others beside it. The other variants take more registers.
-    blocks = BLOCKS if turned and wide and converts else 1
-    bounds = {} if _SIMULATING else {"launch_bounds": (THREADS, blocks)}
-
-    @cuda.jit(**bounds)
+    @bounded(THREADS)
     def kernel(x, scale, codes, transposed, amax, m, n, across):
-        tile = cuda.shared.array((COLUMNS, groups), np.uint32)
-        thread, block = cuda.threadIdx.x, np.uint32(cuda.blockIdx.x)
-        n_across = np.uint32(across)  # short divisions
-        first_row = np.int64(block // n_across) * ROWS
-        first_column = np.int64(block % n_across) * COLUMNS
+        tile = cuda.shared.array((TILE, _GROUPS), np.uint32)
+        largest = cuda.shared.array(THREADS, np.float32)
+        thread, block = cuda.threadIdx.x, np.int64(cuda.blockIdx.x)
+        first_row, first_column = block // across * TILE, block % across * TILE
         inverse = one / scale[0]
         most = _ZERO
-        lane = thread % lanes
+        lane = thread % _LANES
         column = first_column + 8 * lane
-        for k in range(groups * lanes // THREADS):
-            group = thread // lanes + k * (THREADS // lanes)
+        for k in range(_GROUPS * _LANES // THREADS):
+            group = thread // _LANES + k * (THREADS // _LANES)
             row = first_row + 4 * group
             if row < m and column < n:
-                at, left = row * n + column, n - column
-                # Rows beyond the last are read as the last one.
-                second = at + (n if wide or row + 1 < m else 0)
-                third = second + (n if wide or row + 2 < m else 0)
-                fourth = third + (n if wide or row + 3 < m else 0)
-                a, b = read(x, at, left), read(x, second, left)
-                c, d = read(x, third, left), read(x, fourth, left)
-                a_low, a_high, size = words(a, inverse)
-                put8(codes, at, left, a_low, a_high)
-                most = max(most, size)
-                b_low, b_high, size = words(b, inverse)
-                put8(codes, second, left, b_low, b_high)
-                most = max(most, size)
-                c_low, c_high, size = words(c, inverse)
-                put8(codes, third, left, c_low, c_high)
-                most = max(most, size)
-                d_low, d_high, size = words(d, inverse)
-                put8(codes, fourth, left, d_low, d_high)
-                most = max(most, size)
+                a = read(x, row, column, m, n)
+                b = read(x, row + 1, column, m, n)
+                c = read(x, row + 2, column, m, n)
+                d = read(x, row + 3, column, m, n)
+                most = maximum(most, maximum(_largest(a), _largest(b)))
+                most = maximum(most, maximum(_largest(c), _largest(d)))
+                a, b = _scaled(a, inverse), _scaled(b, inverse)
+                c, d = _scaled(c, inverse), _scaled(d, inverse)
+                low, high = four(a[0], a[1], a[2], a[3]), four(a[4], a[5], a[6], a[7])
+                put8(codes, row, column, m, n, low, high)
+                low, high = four(b[0], b[1], b[2], b[3]), four(b[4], b[5], b[6], b[7])
+                put8(codes, row + 1, column, m, n, low, high)
+                low, high = four(c[0], c[1], c[2], c[3]), four(c[4], c[5], c[6], c[7])
+                put8(codes, row + 2, column, m, n, low, high)
+                low, high = four(d[0], d[1], d[2], d[3]), four(d[4], d[5], d[6], d[7])
+                put8(codes, row + 3, column, m, n, low, high)
                 if turned:
                     # The threads of a warp write to different banks.
-                    j, place = 8 * lane, group ^ (spread * lane & (groups - 1))
-                    turn(tile, j, place, a_low, b_low, c_low, d_low)
-                    turn(tile, j + 4, place, a_high, b_high, c_high, d_high)
-        most = reduce(most, 0)  # has a barrier: the tile is in place, too
+                    j, place = 8 * lane, group ^ (2 * lane)
+                    tile[j, place] = four(a[0], b[0], c[0], d[0])
+                    tile[j + 1, place] = four(a[1], b[1], c[1], d[1])
+                    tile[j + 2, place] = four(a[2], b[2], c[2], d[2])
+                    tile[j + 3, place] = four(a[3], b[3], c[3], d[3])
+                    tile[j + 4, place] = four(a[4], b[4], c[4], d[4])
+                    tile[j + 5, place] = four(a[5], b[5], c[5], d[5])
+                    tile[j + 6, place] = four(a[6], b[6], c[6], d[6])
+                    tile[j + 7, place] = four(a[7], b[7], c[7], d[7])
+        largest[thread] = most
+        cuda.syncthreads()  # the tile and the sizes of all threads are in place
         if turned:
-            # Neighbouring threads store neighbours of a column.
-            group, j = thread % groups, thread // groups
-            row, at = first_row + 4 * group, (first_column + j) * m + first_row + 4 * group
-            for _ in range(COLUMNS * groups // THREADS):
+            # A warp stores a column of the tile.
+            group = thread % 32
+            row = first_row + 4 * group
+            for k in range(TILE // _WARPS):
+                j = thread // 32 + k * _WARPS
                 if row < m and first_column + j < n:
-                    put4(
-                        transposed, at, m - row, tile[j, group ^ (spread * (j >> 3) & (groups - 1))]
-                    )
-                j += THREADS // groups
-                at += THREADS // groups * m
+                    word = tile[j, group ^ (2 * (j // 8))]
+                    put4(transposed, first_column + j, row, m, word)
+        half = THREADS // 2
+        while half > 0:
+            if thread < half:
+                largest[thread] = maximum(largest[thread], largest[thread + half])
+            cuda.syncthreads()  # this half is reduced
+            half //= 2
         if thread == 0:
             # The bits of numbers that are not negative are in their order: the same in any order.
-            cuda.atomic.max(amax, 0, np.int32(_bits(most)))
+            cuda.atomic.max(amax, 0, _bits(largest[0]))
 
     return kernel
 
 
 @functools.cache
 def advance() -> Any:
-    """Return the kernel that moves sizes into their history and makes scales of it.
-
-    A block of 32 threads takes a tensor.
-    """
+    """Return the kernel that moves sizes into their history and makes scales of it."""
 
     @cuda.jit
     def kernel(history, amax, scales, limit0, limit1, limit2, n_steps):
-        shared = cuda.shared.array(32, np.float32)
-        i, thread = cuda.blockIdx.x, cuda.threadIdx.x
+        i = cuda.grid(1)
+        if i >= 3:
+            return
         limit = limit0 if i == 0 else limit1 if i == 1 else limit2
-        newest = amax[4 * i]
-        largest = newest
-        for start in range(0, n_steps, 32):
-            j = start + thread + 1
-            size = history[i * n_steps + j] if j < n_steps else newest
+        largest = amax[4 * i]
+        for j in range(n_steps - 1):
+            size = history[i * n_steps + j + 1]
+            history[i * n_steps + j] = size
             largest = max(largest, size)
-            cuda.syncthreads()  # all have read
-            if j <= n_steps:
-                history[i * n_steps + j - 1] = size
-        shared[thread] = largest
-        half = 16
-        while half > 0:
-            cuda.syncthreads()  # what is added next is in place
-            if thread < half:
-                shared[thread] = max(shared[thread], shared[thread + half])
-            half //= 2
-        if thread == 0:
-            amax[4 * i] = _ZERO
-            if shared[0] > _ZERO:
-                scales[4 * i] = shared[0] / limit
+        history[(i + 1) * n_steps - 1] = amax[4 * i]
+        amax[4 * i] = _ZERO
+        if largest > _ZERO:
+            scales[4 * i] = largest / limit
 
     return kernel

@@ -22,7 +22,7 @@ __all__ = ["LARGEST", "advance", "decode", "quantize"]
 KINDS = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 LARGEST = {name: float(ml_dtypes.finfo(kind).max) for name, kind in KINDS.items()}
 
-ROWS, COLUMNS = 128, 128  # of the part of a matrix that a block of threads takes
+TILE = 128  # rows and columns of the part of a matrix that a block of threads takes
 
 
 def quantize(x: Any, scale: Any, kind: str, amax: Any, *, turned: bool = False) -> Any:
@@ -52,16 +52,16 @@ def quantize(x: Any, scale: Any, kind: str, amax: Any, *, turned: bool = False) 
     codes = xp.empty((m, n), dtype=xp.uint8)
     # An array must not be passed twice: the simulator works on copies.
     transposed = xp.empty((n, m) if turned else (4,), dtype=xp.uint8)
-    if not turned and x.size % (4 * COLUMNS) == 0:
-        m, n = x.size // COLUMNS, COLUMNS  # the same in memory, in whole parts
+    if not turned and x.size % (4 * TILE) == 0:
+        m, n = x.size // TILE, TILE  # the same in memory, in whole parts
     wide = m % 4 == 0 and n % 8 == 0 and _address(x) % 16 == 0
-    across = -(-n // COLUMNS)
+    across = -(-n // TILE)
     flat = codes.reshape(-1), transposed.reshape(-1)
     if wide:
         flat = flat[0].view(np.uint64), flat[1].view(np.uint32)
     launch(
         kernel(x.dtype, kind, turned, wide, _converts(x)),
-        across * -(-m // ROWS),
+        across * -(-m // TILE),
         (xp.reshape(x, (-1,)), scale, *flat, amax.view(np.int32), m, n, across),
         block=THREADS,
     )
@@ -87,7 +87,7 @@ def _on_host(x, scale, kind, amax, turned):
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = wide * (np.float32(1) / scale[0])
         limited = np.clip(scaled, -LARGEST[kind], LARGEST[kind])
-    limited[~np.isfinite(wide)] = np.nan
+    limited[~np.isfinite(scaled)] = np.nan
     codes = limited.astype(KINDS[kind]).view(np.uint8)
     return (codes, np.ascontiguousarray(codes.T)) if turned else codes
 
@@ -118,7 +118,7 @@ def advance(history: Any, amax: Any, scales: Any, limits: tuple[float, float, fl
         from rtxarr.kernels._fp8_cuda import advance as kernel
 
         arrays = (history.reshape(-1), amax.reshape(-1), scales.reshape(-1))
-        launch(kernel(), 3, (*arrays, *map(np.float32, limits), history.shape[1]), block=32)
+        launch(kernel(), 3, (*arrays, *map(np.float32, limits), history.shape[1]))
         return
     history[:, :-1] = history[:, 1:].copy()
     history[:, -1] = amax[:, 0]

@@ -98,10 +98,6 @@ def test_what_is_not_finite_becomes_nan_and_does_not_count(place, kind):
             want = np.float32([1, -3, largest, -largest, 0])
             assert_close(values[:, [0, 4, 5, 6, 7]], np.resize(want, (len(x), 5)), exact=True)
         assert host(amax)[0] == np.float32(1e30)
-    # Finite, but not over the scale.
-    found = fp8.quantize(on(place, row[None, 4:]), on(place, np.float32([1e-20])), kind, amax)
-    want = np.float32([[-largest, largest, -largest, 0]])
-    assert_close(host(fp8.decode(found, kind)), want, exact=True)
 
 
 def test_memory_that_begins_between_multiples_of_16_bytes(place):
@@ -125,12 +121,6 @@ def test_large_matrices_repeat_to_the_bit():
     assert float(amax[0]) == float(abs(x.astype("float32")).max())
     again = fp8.quantize(x, scale, "e4m3", amax)
     assert bool((codes == again).all())
-
-
-def test_numbers_that_are_not_finite_on_the_host():
-    row = np.float32([[np.inf, 1e30, -1e30, np.nan]])
-    codes = fp8.quantize(row, np.float32([1e-20]), "e4m3", np.zeros(1, "float32"))
-    assert_close(fp8.decode(codes, "e4m3"), np.float32([[np.nan, 448, -448, np.nan]]), exact=True)
 
 
 def test_an_empty_matrix_has_no_codes():
