@@ -22,7 +22,6 @@ from rtxarr._device import cuda
 from rtxarr.kernels._edge_attention_cuda import Variant
 from rtxarr.kernels._heads import (
     Plan,
-    bounded,
     element,
     exponential,
     heads_of,
@@ -33,6 +32,7 @@ from rtxarr.kernels._heads import (
     records_of,
     widest,
 )
+from rtxarr.kernels._rows import bounded
 from rtxarr.kernels._vector import access
 
 
@@ -44,7 +44,7 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
     there are too many, and leave their part of the vectors' gradient in ``parts``, a row of heads
     for each of their items. The threads of a warp go round together, as in the forward kernel.
     """
-    kind, nodes, edges, numbered, drops, *_ = variant
+    kind, nodes, edges, numbered, drops, _ = variant
     _, scalar, load_one, _, _ = access(dtype, wide=False)
     begin, _, put, put_sums, _, total = heads_of(dtype, plan)
     n_words, word, place_of_part, fetch, unpack = near_of(dtype, plan)
@@ -64,9 +64,7 @@ def by_destinations(dtype: np.dtype, plan: Plan, variant: Variant):
     _, store_found = records_of(scalar, n_found, n_heads)
     zero, one, lowest = scalar(0), scalar(1), scalar(-np.inf)
 
-    blocks = variant.blocks(5 if mlp and size == 8 else 6, plan, dtype)
-
-    @bounded(plan.threads, blocks)
+    @bounded(plan.threads)
     def kernel(
         starts, lengths, rows, n_pieces, indptr, indices, ids, src, dst, values, vector, edge,
         factor, grad, out, lse, found, of_dst, of_edge, sums, parts, place, offset, stream, key,
@@ -286,7 +284,7 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
     ``vector`` and ``vector_dst``, whose part in its gradient is added to the rest; the gradient
     ``of_dst`` of the second is known. The first sources are the destinations.
     """
-    kind, nodes, edges, numbered, drops, *_ = variant
+    kind, nodes, edges, numbered, drops, _ = variant
     _, scalar, load_one, _, _ = access(dtype, wide=False)
     begin, _, put, put_sums, _, total = heads_of(dtype, plan)
     n_words, word, place_of_part, fetch, unpack = near_of(dtype, plan)
@@ -303,9 +301,7 @@ def by_sources(dtype: np.dtype, plan: Plan, variant: Variant, projected: bool):
     n_theirs, node_type = size if edge_rows else 1, variant.node_type
     zero, lowest = scalar(0), scalar(-np.inf)
 
-    blocks = variant.blocks(6, plan, dtype)
-
-    @bounded(plan.threads, blocks)
+    @bounded(plan.threads)
     def kernel(
         starts, lengths, rows, n_pieces, indptr, indices, ids, src, dst, values, vector, edge,
         factor, grad, found, of_dst, vector_dst, of_values, of_src, sums, sums_src, place, offset,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from rtxarr._device import cuda
 from rtxarr.kernels._arithmetic import arithmetic
 from rtxarr.kernels._heads import (
     Plan,
-    bounded,
     element,
     exponential,
     heads_of,
@@ -31,6 +30,7 @@ from rtxarr.kernels._heads import (
     place_of,
     widest,
 )
+from rtxarr.kernels._rows import bounded
 from rtxarr.kernels._vector import access
 
 
@@ -49,9 +49,6 @@ class Variant(NamedTuple):
         Whether weights are dropped.
     far : bool
         Whether the numbers of nodes are int64, not int32.
-    tight : bool
-        Whether kernels keep to the registers that let more blocks run at a time. From compute
-        capability 9.0 on the assembler finds a way that costs nothing, before that it does not.
     """
 
     kind: str
@@ -60,16 +57,10 @@ class Variant(NamedTuple):
     numbered: bool = False
     drops: bool = False
     far: bool = False
-    tight: bool = False
 
     @property
     def node_type(self) -> type:
         return np.int64 if self.far else np.int32
-
-    def blocks(self, wanted: int, plan: Plan, dtype: Any) -> int | None:
-        """Give the blocks of a multiprocessor that a kernel asks registers for."""
-        fits = plan.kept <= 8 and np.dtype(dtype).itemsize <= 4 and not (self.edges or self.drops)
-        return wanted if self.tight and fits else None
 
     @property
     def n_found(self) -> int:
@@ -92,7 +83,7 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
     All threads of a warp go round as often as its longest item needs, so that they can add up
     together. Where an item has no more edges they take its last one with a score of ``-inf``.
     """
-    kind, nodes, edges, numbered, drops, *_ = variant
+    kind, nodes, edges, numbered, drops, _ = variant
     _, scalar, load_one, _, _ = access(dtype, wide=False)
     begin, _, put, put_sums, _, total = heads_of(dtype, plan)
     n_words, word, place_of_part, fetch, unpack = near_of(dtype, plan)
@@ -106,9 +97,7 @@ def forward(dtype: np.dtype, plan: Plan, variant: Variant):
     n_theirs, node_type = size if edge_rows else 1, variant.node_type
     zero, one, half, lowest = scalar(0), scalar(1), scalar(0.5), scalar(-np.inf)
 
-    blocks = variant.blocks(5 if mlp else 8, plan, dtype)
-
-    @bounded(plan.threads, blocks)
+    @bounded(plan.threads)
     def kernel(
         starts, lengths, rows, n_pieces, indices, ids, src, dst, values, vector, edge, factor,
         out, lse, sums, tops, place, offset, stream, key, threshold, scale,

@@ -104,16 +104,6 @@ def _plan(n_heads, n_features, width, chunks, lanes):
     return Plan(n_heads, n_features, width, chunks, lanes, heads, items)
 
 
-def bounded(threads: int, blocks: int | None = None) -> Any:
-    """Give the decorator of a kernel whose blocks never have more threads than this.
-
-    ``blocks``: the registers of a multiprocessor suffice for so many of them at least.
-    """
-    if _SIMULATING:
-        return cuda.jit
-    return cuda.jit(launch_bounds=(threads, blocks) if blocks else threads)
-
-
 class Heads(NamedTuple):
     """Device functions over the part of a head that a thread holds.
 
