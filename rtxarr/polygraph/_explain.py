@@ -23,6 +23,7 @@ from rtxarr.polygraph import _products
 from rtxarr.polygraph._control_steps import title_of
 from rtxarr.polygraph._cuda_backend import CudaBackend
 from rtxarr.polygraph._ir import CONTROL, VIEWS, Node, behind_views
+from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._program import Program, Step
 
 
@@ -81,9 +82,10 @@ class StepReport:
             return ", ".join(f"{name} {shape_of(n)}" for name, n in arrays) or "nothing"
 
         lines = [f"{self.name}: {self.title}"]
-        if self.kind == "maps":
+        loops = self.step.loops
+        if loops is not None and loops.members:
             lines.append(f"  computes {operation_counts(self.operations)}")
-            lines += self._member_lines(listed)
+            lines += self._member_lines(loops.members, listed)
         else:
             lines.append(f"  reads {listed(self.reads)}")
             lines.append(f"  computes {' '.join(self.operations)}")
@@ -96,11 +98,11 @@ class StepReport:
             lines += ["", *("    " + line for line in self.source().splitlines()), ""]
         return lines
 
-    def _member_lines(self, listed: Callable) -> list[str]:
+    def _member_lines(self, members: Sequence[Loops], listed: Callable) -> list[str]:
         """Return a line for each of the maps that share the launch."""
         names = {n: name for name, n in (*self.reads, *self.writes)}
         lines = []
-        for loops in self.step.loops.members:
+        for loops in members:
             ins = [(names[b.node], b.node) for b in loops.buffers if b.node in names]
             outs = [(names[b.node], b.node) for b in loops.buffers if b.is_output]
             ins = [pair for pair in ins if pair not in outs]
