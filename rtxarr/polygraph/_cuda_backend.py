@@ -25,10 +25,10 @@ import numpy as np
 from rtxarr import _device
 from rtxarr.polygraph import _cache, _gpu_memory
 from rtxarr.polygraph._ir import Graph, Node
-from rtxarr.polygraph._lanes import Lanes
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._products import fuse_products, has_products
 from rtxarr.polygraph._schedule import is_pointwise, is_reduction
+from rtxarr.polygraph._streams import Streams
 from rtxarr.polygraph.codegen import _kernels, _maps, _nvrtc, _operations
 from rtxarr.polygraph.codegen._dialects import CUDA
 from rtxarr.polygraph.codegen._text import Argument, Kernel, number_bytes
@@ -53,7 +53,7 @@ class CudaBackend:
         What loads and starts kernels: an object like :class:`Gpu`.
     """
 
-    lanes = Lanes  # for steps that may run beside one another
+    streams = Streams  # for steps that may run beside one another
 
     def __init__(self, mode: str = "strict", gpu: Any = None) -> None:
         self.strict = mode == "strict"

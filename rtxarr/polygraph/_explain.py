@@ -144,11 +144,12 @@ class ProgramReport:
 
 def _beside(program: Program) -> list[str]:
     """Return which steps run beside others, if any do."""
-    if program.lanes is None:
+    if program.streams is None:
         return []
-    steps = zip(program.lanes.lanes, program.steps, strict=True)
-    names = [step.name for lane, step in steps if lane and step.run is not None]
-    return [f"captured, on {len(program.lanes.products)} lanes: {', '.join(names)} beside the rest"]
+    steps = zip(program.streams.numbers, program.steps, strict=True)
+    names = [step.name for number, step in steps if number and step.run is not None]
+    n = len(program.streams.products)
+    return [f"captured, on {n} streams: {', '.join(names)} beside the rest"]
 
 
 class Explanation(str):

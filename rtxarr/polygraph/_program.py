@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from rtxarr._device import namespace
 from rtxarr._replay import recorder
 from rtxarr.kernels.transpose import contiguous
-from rtxarr.polygraph import _interpret, _lanes
+from rtxarr.polygraph import _interpret, _streams
 from rtxarr.polygraph._control_steps import control_step
 from rtxarr.polygraph._ir import CONTROL, TRANSFORMS, VIEWS, Graph, Node, behind_views, sharing
 from rtxarr.polygraph._loops import Loops
@@ -71,7 +71,7 @@ class Program:
         The function that runs them.
     why : dict of Node to str
         For each result that is kept in memory, why it is.
-    lanes : Dealt or None
+    streams : Assignment or None
         Which steps run beside others where the program is captured.
     notes : list of str
         What the back end changed in the graph, and what not and why.
@@ -114,12 +114,14 @@ class Program:
         self.text = _text(*parts)
         exec(compile(self.text, "<program>", "exec"), self._values)
         self.run: Callable = self._values["program"]
-        make_lanes = getattr(self.backend, "lanes", None)
-        self.lanes = None if make_lanes is None else _lanes.dealt(self.steps, self.in_place)
-        if self.lanes is not None:
-            self._values["Lanes"] = make_lanes
-            text = _lanes.write(*parts, self.lanes, self._names)
-            exec(compile(text, "<program on lanes>", "exec"), self._values)
+        make_streams = getattr(self.backend, "streams", None)
+        self.streams = None
+        if make_streams is not None:
+            self.streams = _streams.assign(self.steps, self.in_place)
+        if self.streams is not None:
+            self._values["Streams"] = make_streams
+            text = _streams.write(*parts, self.streams, self._names)
+            exec(compile(text, "<program on streams>", "exec"), self._values)
             self.run = functools.partial(_one_of, self.run, self._values["program"])
 
     def __call__(self, *inputs: Any) -> list[Any]:
@@ -327,8 +329,8 @@ def _text(head: str, body: Sequence[tuple[list[str], list[str]]], tail: list[str
     return "\n    ".join([*lines, *tail]) + "\n"
 
 
-def _one_of(plain: Callable, on_lanes: Callable, *inputs: Any) -> list[Any]:
-    return (plain if recorder() is None else on_lanes)(*inputs)
+def _one_of(plain: Callable, on_streams: Callable, *inputs: Any) -> list[Any]:
+    return (plain if recorder() is None else on_streams)(*inputs)
 
 
 class _Leaf:

@@ -7,7 +7,7 @@ import pytest
 
 import rtxarr as rx
 from rtxarr.polygraph import _index as ix
-from rtxarr.polygraph import _interpret, _lanes, _multi, _patch
+from rtxarr.polygraph import _interpret, _multi, _patch, _streams
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._aot import _Cuda
 from rtxarr.polygraph._cuda_backend import CudaBackend
@@ -18,7 +18,7 @@ from rtxarr.polygraph.codegen._dialects import CUDA
 from rtxarr.polygraph.codegen._kernels import generate
 from rtxarr.testing import assert_close
 
-from . import emulator, loops_reference, test_lanes
+from . import emulator, loops_reference, test_streams
 from .test_cuda_backend import FakeArray, FakeBackend
 from .test_program import Reference
 
@@ -349,13 +349,13 @@ def test_random_graphs(block, most):
     assert shared > 30 and over > 5
 
 
-def test_what_shares_a_launch_is_one_step_on_lanes(monkeypatch):
-    class Shared(test_lanes.Pretended):
+def test_what_shares_a_launch_is_one_step_on_streams(monkeypatch):
+    class Shared(test_streams.Pretended):
         pattern, build = Apart.pattern, Apart.build
         most = 100
 
-    monkeypatch.setattr(test_lanes, "Pretended", Shared)
-    monkeypatch.setattr(_lanes, "_WORTH", 0.95)
+    monkeypatch.setattr(test_streams, "Pretended", Shared)
+    monkeypatch.setattr(_streams, "_WORTH", 0.95)
     x, w = inputs = [ir.input_node(i, "float32", (8, 8)) for i in range(2)]
     given = [np.random.default_rng(i).random((8, 8), "float32") for i in range(2)]
     leaves = []
@@ -363,10 +363,10 @@ def test_what_shares_a_launch_is_one_step_on_lanes(monkeypatch):
         x = ir.matmul(x, w)
         leaves.append(ir.map_node("square", ir.matmul(ir.matmul(w, x), x)))
     graph = ir.Graph(inputs, [x, *leaves])
-    world = test_lanes.World()
-    program = test_lanes.watched(graph, world, monkeypatch)
+    world = test_streams.World()
+    program = test_streams.watched(graph, world, monkeypatch)
     assert launches_of(program) == [6]
-    assert len(program.lanes.lanes) == len(program.steps) and max(program.lanes.lanes) > 0
+    assert len(program.streams.numbers) == len(program.steps) and max(program.streams.numbers) > 0
     got = program(*(x.copy() for x in given))
     assert world.hazards == []
     for a, b in zip(got, _interpret.run(graph, given, np), strict=True):

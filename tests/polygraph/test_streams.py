@@ -1,7 +1,7 @@
-"""Programs on lanes: which step goes where, and that no lane reads or writes too early.
+"""Programs on streams: which step goes where, and that no stream reads or writes too early.
 
-Lanes are pretended: each has a clock, memory comes from the lane that asks and goes back to it, and
-what a step reads and writes is held against what its lane has waited for.
+Streams are pretended: each has a clock, memory comes from the stream that asks and goes back to it,
+and what a step reads and writes is held against what its stream has waited for.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import pytest
 import rtxarr as rx
 from rtxarr import nn, optim
 from rtxarr.polygraph import _ir as ir
-from rtxarr.polygraph import _lanes, _program
+from rtxarr.polygraph import _program, _streams
 from rtxarr.polygraph._cpu_backend import CpuBackend
 from rtxarr.polygraph._ir import Graph
 from rtxarr.polygraph._program import Program
@@ -25,32 +25,32 @@ from .random_graphs import Maker
 
 @pytest.fixture(autouse=True)
 def what_gains_little_too(monkeypatch):
-    monkeypatch.setattr(_lanes, "_WORTH", 0.95)
+    monkeypatch.setattr(_streams, "_WORTH", 0.95)
 
 
 class World:
-    """Lanes with clocks, and the memory that their steps touch."""
+    """Streams with clocks, and the memory that their steps touch."""
 
     def __init__(self):
-        self.lane, self.n_lanes = 0, 1
+        self.stream, self.n_streams = 0, 1
         self.clocks = {0: {}}
         self.free, self.writes, self.reads = {}, {}, {}
         self.hazards = []
         self.deaf = False  # waits are lost
 
     def tick(self):
-        clock = self.clocks[self.lane]
-        clock[self.lane] = clock.get(self.lane, 0) + 1
-        return self.lane, clock[self.lane]
+        clock = self.clocks[self.stream]
+        clock[self.stream] = clock.get(self.stream, 0) + 1
+        return self.stream, clock[self.stream]
 
     def knows(self, event):
-        lane, time = event
-        return self.clocks[self.lane].get(lane, 0) >= time
+        stream, time = event
+        return self.clocks[self.stream].get(stream, 0) >= time
 
     def empty(self, shape, dtype):
         dtype = np.dtype(dtype)
         n = int(np.prod(shape)) * dtype.itemsize
-        blocks = self.free.setdefault((self.lane, n), [])
+        blocks = self.free.setdefault((self.stream, n), [])
         block = blocks.pop() if blocks else bytearray(max(n, 1))
         block[:] = b"\xff" * len(block)
         out = np.frombuffer(block, dtype, int(np.prod(shape)))
@@ -71,30 +71,30 @@ class World:
                 self.hazards.append("written before it is read")
             self.writes[place] = now
 
-    def lanes(self, products):
-        self.n_lanes = len(products)
-        for lane in range(1, self.n_lanes):
-            self.clocks[lane] = dict(self.clocks[0])
+    def streams(self, products):
+        self.n_streams = len(products)
+        for stream in range(1, self.n_streams):
+            self.clocks[stream] = dict(self.clocks[0])
         return self
 
-    def mark(self, lane):
-        return dict(self.clocks[lane])
+    def mark(self, stream):
+        return dict(self.clocks[stream])
 
-    def wait(self, lane, *events):
-        clock = self.clocks[lane]
+    def wait(self, stream, *events):
+        clock = self.clocks[stream]
         for event in () if self.deaf else events:
             for other, time in event.items():
                 clock[other] = max(clock.get(other, 0), time)
 
     @contextlib.contextmanager
-    def on(self, lane, *events):
-        self.wait(lane, *events)
-        self.lane = lane
+    def on(self, stream, *events):
+        self.wait(stream, *events)
+        self.stream = stream
         yield
-        self.lane = 0
+        self.stream = 0
 
     def join(self):
-        self.wait(0, *map(self.mark, range(1, self.n_lanes)))
+        self.wait(0, *map(self.mark, range(1, self.n_streams)))
 
 
 def address(x):
@@ -107,13 +107,13 @@ class Pretended(CpuBackend):
     def __init__(self, world):
         super().__init__()
         self.world = world
-        self.empty, self.lanes = world.empty, world.lanes
+        self.empty, self.streams = world.empty, world.streams
 
 
 def watched(graph, world, monkeypatch):
-    """Return a program on lanes that notes what it touches; None if one lane is as good."""
+    """Return a program on streams that notes what it touches; None if one stream is as good."""
     program = Program(graph, Pretended(world))
-    if program.lanes is None:
+    if program.streams is None:
         return None
 
     def watch(step):
@@ -144,7 +144,7 @@ def watched(graph, world, monkeypatch):
 
 
 def of_seeds(monkeypatch, n, change=lambda world, program: None):
-    """Run random graphs on lanes; give how many there were and the hazards."""
+    """Run random graphs on streams; give how many there were and the hazards."""
     count, hazards = 0, []
     for seed in range(n):
         maker = Maker(seed, n_steps=24)
@@ -190,30 +190,33 @@ def chain_with_leaves():
 
 
 @pytest.mark.parametrize("holds", [True, False])
-def test_memory_goes_back_when_all_lanes_have_met(holds, monkeypatch):
+def test_memory_goes_back_when_all_streams_have_met(holds, monkeypatch):
     world = World()
     program = watched(chain_with_leaves(), world, monkeypatch)
     if not holds:
-        forgotten = program.lanes._replace(held=set())
+        forgotten = program.streams._replace(held=set())
         parts = program._head(), program._body(), program._write_back()
-        exec(_lanes.write(*parts, forgotten, program._names), program._values)
+        exec(_streams.write(*parts, forgotten, program._names), program._values)
         program.run = program._values["program"]
     program(*np.eye(8, dtype=np.float32)[None].repeat(2, 0))
     assert ("written before it is read" in world.hazards) is not holds
 
 
-def test_a_chain_stays_on_one_lane():
+def test_a_chain_stays_on_one_stream():
     n = 6
-    assert _lanes.deal_out([2.0] * n, [[i - 1] if i else [] for i in range(n)], [True] * n) is None
+    assert (
+        _streams.list_schedule([2.0] * n, [[i - 1] if i else [] for i in range(n)], [True] * n)
+        is None
+    )
 
 
 def test_what_the_chain_does_not_need_leaves_it():
     """A chain whose every step has a leaf, as products and the gradients of their weights."""
     needs = [[], [0], [0], [1], [1], [3], [3]]
-    lanes = _lanes.deal_out([2.0] * 7, needs, [True] * 7)
-    assert [lanes[i] for i in (0, 1, 3)] == [0, 0, 0]
-    assert 0 not in (lanes[2], lanes[4])
-    fixed = _lanes.deal_out([2.0] * 7, needs, [True, True, False, True, False, True, False])
+    streams = _streams.list_schedule([2.0] * 7, needs, [True] * 7)
+    assert [streams[i] for i in (0, 1, 3)] == [0, 0, 0]
+    assert 0 not in (streams[2], streams[4])
+    fixed = _streams.list_schedule([2.0] * 7, needs, [True, True, False, True, False, True, False])
     assert fixed is None or {fixed[i] for i in (2, 4, 6)} == {0}
 
 
@@ -222,7 +225,7 @@ def test_long_kernels_stay():
     x = ir.input_node(0, np.dtype("float32"), shape)
     sums = [ir.reduce_node("sum", ir.map_node(op, x), (0,)) for op in ("tanh", "sin", "abs")]
     program = Program(Graph((x,), tuple(sums)), Pretended(World()))
-    assert program.lanes is None
+    assert program.streams is None
 
 
 def training_step():
@@ -249,8 +252,8 @@ def test_gradients_of_weights_run_beside_the_chain():
     x, labels = np.ones((16, 64), np.float32), np.zeros(16, np.int64)
     run(x, labels)
     (program,) = programs_of(run)
-    assert program.lanes is not None
-    assert "lanes" in str(run.explain())
+    assert program.streams is not None
+    assert "captured, on " in str(run.explain())
 
 
 class Stream:
@@ -278,24 +281,24 @@ class Event:
 
 
 def test_a_program_in_another_has_other_streams(monkeypatch):
-    """What it frees would be used by the other's lanes, which do not wait for its end."""
+    """What it frees would be used by the other's streams, which do not wait for its end."""
     main, runtime = Stream(), SimpleNamespace(getDevice=lambda: 0)
     cuda = {"Stream": Stream, "Event": Event, "runtime": runtime}
     cupy = SimpleNamespace(cuda=SimpleNamespace(**cuda, get_current_stream=lambda: main))
-    monkeypatch.setattr(_lanes, "_device", SimpleNamespace(cupy=cupy))
-    monkeypatch.setattr(_lanes, "_streams", _lanes._Streams())
-    outer, inner = (_lanes.Lanes((False,) * 3) for _ in range(2))
-    streams = [{*lanes._streams} - {main} for lanes in (outer, inner)]
+    monkeypatch.setattr(_streams, "_device", SimpleNamespace(cupy=cupy))
+    monkeypatch.setattr(_streams, "_free", _streams._Free())
+    outer, inner = (_streams.Streams((False,) * 3) for _ in range(2))
+    streams = [{*found._streams} - {main} for found in (outer, inner)]
     assert [len(found) for found in streams] == [2, 2]
     assert not streams[0] & streams[1]
     inner.join()
     assert {event.stream for event in main.waits} == streams[1]
-    again = _lanes.Lanes((False, False))
+    again = _streams.Streams((False, False))
     assert {*again._streams} - {main} < streams[1]
 
 
 @pytest.mark.gpu
-def test_captured_steps_on_lanes_give_the_bits_of_one_lane(monkeypatch):
+def test_captured_steps_on_streams_give_the_bits_of_one_stream(monkeypatch):
     cupy = pytest.importorskip("cupy")
     x = cupy.random.default_rng(0).standard_normal((64, 64), dtype=np.float32)
     labels = cupy.arange(64) % 8
@@ -309,5 +312,5 @@ def test_captured_steps_on_lanes_give_the_bits_of_one_lane(monkeypatch):
         run, got = losses(True)
         _, want = losses(False)
     assert run._captured.n_captures == 1
-    assert any(program.lanes is not None for program in programs_of(run))
+    assert any(program.streams is not None for program in programs_of(run))
     assert got == want

@@ -1,9 +1,9 @@
 """Steps of a captured program beside one another: on streams that become branches of its graph.
 
 In a chain of small kernels most of a GPU is idle. What the chain does not need soon, such as the
-gradient of a weight, is put on a lane of its own, a stream beside that of the chain. Arrays that
-two lanes touch stay until all have met at the program's end: memory goes back to the lane that it
-came from, which does not know where the other is.
+gradient of a weight, goes to a stream beside that of the chain. Arrays that two streams touch stay
+until all have met at the program's end: memory goes back to the stream that it came from, which
+does not know where the other is.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from rtxarr.libs import blas
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._ir import Node
 
-__all__ = ["Dealt", "Lanes", "deal_out", "dealt", "write"]
+__all__ = ["Assignment", "Streams", "assign", "list_schedule", "write"]
 
 MOST = 4
-# In microseconds: a kernel without work, and what waiting for another lane takes.
+# In microseconds: a kernel without work, and what waiting for another stream takes.
 _START, _SWITCH = 1.5, 1.0
 _BYTES = 4e6  # a microsecond
 _OPERATIONS = {2: 5e8, 4: 4e7}  # of a product a microsecond, by the bytes of an element
 # What takes longer fills the GPU by itself.
 _SMALL = 15.0
-# The share of the time in one lane that several must do with: branches of a graph vary in when they
-# start, so that what gains little may lose.
+# The share of the time in one stream that several must do with: branches of a graph vary in when
+# they start, so that what gains little may lose.
 _WORTH = 0.8
 
 
-def deal_out(
+def list_schedule(
     costs: Sequence[float], needs: Sequence[Sequence[int]], movable: Sequence[bool]
 ) -> list[int] | None:
-    """Return the lane of each step; None where one lane is as good.
+    """Return the stream of each step, by list scheduling; None where one stream is as good.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def deal_out(
     needs : sequence of sequence of int
         The steps that each waits for.
     movable : sequence of bool
-        Whether a step may leave lane 0.
+        Whether a step may leave stream 0.
     """
     n = len(costs)
     users: list[list[int]] = [[] for _ in range(n)]
@@ -55,55 +55,61 @@ def deal_out(
     rest = [0.0] * n  # from the beginning of a step to the end of what waits for it
     for i in reversed(range(n)):
         rest[i] = costs[i] + max((rest[u] for u in users[i]), default=0.0)
-    lanes, ends, clocks = [0] * n, [0.0] * n, [0.0] * MOST
+    streams, ends, clocks = [0] * n, [0.0] * n, [0.0] * MOST
 
-    def start(i: int, lane: int) -> float:
-        return max([clocks[lane], *(ends[p] + _SWITCH * (lanes[p] != lane) for p in needs[i])])
+    def start(i: int, stream: int) -> float:
+        return max(
+            [clocks[stream], *(ends[p] + _SWITCH * (streams[p] != stream) for p in needs[i])]
+        )
 
     for i in range(n):
         last = max(needs[i], key=ends.__getitem__, default=None)
-        home = 0 if last is None else lanes[last]
+        home = 0 if last is None else streams[last]
         if costs[i] == 0:
-            lanes[i] = home
+            streams[i] = home
             ends[i] = max((ends[p] for p in needs[i]), default=0.0)
             continue
         if movable[i]:
-            # The longest way on keeps its lane; others go elsewhere when that is no later.
+            # The longest way on keeps its stream; others go elsewhere when that is no later.
             leaves = last is not None and any(rest[u] > rest[i] for u in users[last])
             begins = {
-                lane: (start(i, lane) - _SWITCH * leaves * (lane != home), (lane == home) == leaves)
-                for lane in range(MOST)
+                stream: (
+                    start(i, stream) - _SWITCH * leaves * (stream != home),
+                    (stream == home) == leaves,
+                )
+                for stream in range(MOST)
             }
-            lanes[i] = min(begins, key=begins.__getitem__)
-        ends[i] = clocks[lanes[i]] = start(i, lanes[i]) + costs[i]
-    return lanes if max(ends, default=0.0) < _WORTH * sum(costs) else None
+            streams[i] = min(begins, key=begins.__getitem__)
+        ends[i] = clocks[streams[i]] = start(i, streams[i]) + costs[i]
+    return streams if max(ends, default=0.0) < _WORTH * sum(costs) else None
 
 
 # ------------------------------------------------------------------------------ of a program
 
 
-class Dealt(NamedTuple):
-    """The steps of a program on lanes.
+class Assignment(NamedTuple):
+    """The steps of a program on streams.
 
     Attributes
     ----------
-    lanes : list of int
+    numbers : list of int
+        Of the stream of each step.
     needs : list of list of int
         The steps that each waits for.
     held : set of Node
-        What more than one lane touches.
+        What more than one stream touches.
     products : tuple of bool
-        For each lane, whether it has a matrix product.
+        For each stream, whether it has a matrix product.
     """
 
-    lanes: list[int]
+    numbers: list[int]
     needs: list[list[int]]
     held: set[Node]
     products: tuple[bool, ...]
 
 
-def dealt(steps: Sequence[Any], in_place: Any) -> Dealt | None:
-    """Return the steps of a program on lanes; None where one is as good.
+def assign(steps: Sequence[Any], in_place: Any) -> Assignment | None:
+    """Return the steps of a program on streams; None where one is as good.
 
     ``in_place`` has the results that are written into inputs.
     """
@@ -117,13 +123,13 @@ def dealt(steps: Sequence[Any], in_place: Any) -> Dealt | None:
         0 < cost <= _SMALL and (step.loops is not None or _is_product(step))
         for cost, step in zip(costs, steps, strict=True)
     ]
-    lanes = deal_out(costs, needs, movable)
-    if lanes is None:
+    streams = list_schedule(costs, needs, movable)
+    if streams is None:
         return None
-    products = [False] * (max(lanes) + 1)
-    for lane, step in zip(lanes, steps, strict=True):
-        products[lane] |= _is_product(step)
-    return Dealt(lanes, needs, _held(steps, lanes), tuple(products))
+    products = [False] * (max(streams) + 1)
+    for stream, step in zip(streams, steps, strict=True):
+        products[stream] |= _is_product(step)
+    return Assignment(streams, needs, _held(steps, streams), tuple(products))
 
 
 def _is_product(step: Any) -> bool:
@@ -152,8 +158,8 @@ def _cost(step: Any) -> float:
     return 2 * _START + moved
 
 
-def _held(steps: Sequence[Any], lanes: Sequence[int]) -> set[Node]:
-    """Return the results whose memory steps of several lanes may touch."""
+def _held(steps: Sequence[Any], streams: Sequence[int]) -> set[Node]:
+    """Return the results whose memory steps of several streams may touch."""
     owner: dict[Node, Node] = {}
 
     def find(node: Node) -> Node:
@@ -166,86 +172,86 @@ def _held(steps: Sequence[Any], lanes: Sequence[int]) -> set[Node]:
             for n in (*step.results, *step.sources):
                 owner[find(n)] = find(step.results[0])
     touched: dict[Node, set[int]] = {}
-    for step, lane in zip(steps, lanes, strict=True):
+    for step, stream in zip(steps, streams, strict=True):
         for n in (*step.sources, *step.results):
-            touched.setdefault(find(n), set()).add(lane)
+            touched.setdefault(find(n), set()).add(stream)
     return {n for step in steps for n in step.results if len(touched[find(n)]) > 1}
 
 
 def write(
-    head: str, body: Sequence[tuple[list[str], list[str]]], tail: list[str], dealt: Dealt,
+    head: str, body: Sequence[tuple[list[str], list[str]]], tail: list[str], assignment: Assignment,
     names: Mapping[Node, str],
 ) -> str:  # fmt: skip
-    """Return the text of a program whose steps are on lanes.
+    """Return the text of a program whose steps are on streams.
 
     ``body`` has, for each step, its lines and the names that it lets go of; ``names`` those of all.
     """
-    lanes, needs = dealt.lanes, dealt.needs
-    held = {names[n] for n in dealt.held}
+    streams, needs = assignment.numbers, assignment.needs
+    held = {names[n] for n in assignment.held}
     waits: list[list[int]] = []
     seen: dict[tuple[int, int], int] = {}
-    for i, lane in enumerate(lanes):
+    for i, stream in enumerate(streams):
         waits.append([])
         for p in reversed(needs[i]):
-            other = lanes[p]
-            if other != lane and seen.get((lane, other), -1) < p:
-                seen[lane, other] = p
+            other = streams[p]
+            if other != stream and seen.get((stream, other), -1) < p:
+                seen[stream, other] = p
                 waits[i].append(p)
     marked = {p for found in waits for p in found}
-    lines = [head, f"lanes = Lanes({dealt.products})"]
-    inside = None  # the lane whose block goes on
+    lines = [head, f"streams = Streams({assignment.products})"]
+    inside = None  # the stream whose block goes on
     for i, (text, dead) in enumerate(body):
-        lane = lanes[i]
+        stream = streams[i]
         events = ", ".join(f"e{p}" for p in waits[i])
-        if lane == 0:
+        if stream == 0:
             inside = None
-            lines += [f"lanes.wait(0, {events})"] if events else []
-        elif inside != lane:
-            inside = lane
-            lines.append(f"with lanes.on({lane}{', ' * bool(events)}{events}):")
+            lines += [f"streams.wait(0, {events})"] if events else []
+        elif inside != stream:
+            inside = stream
+            lines.append(f"with streams.on({stream}{', ' * bool(events)}{events}):")
         elif events:
-            lines.append(f"    lanes.wait({lane}, {events})")
-        indent = "    " * (lane > 0)
+            lines.append(f"    streams.wait({stream}, {events})")
+        indent = "    " * (stream > 0)
         lines += [indent + line for line in text]
         if free := [name for name in dead if name not in held]:
             lines.append(indent + " = ".join([*free, "None"]))
         if i in marked:
-            lines.append(f"{indent}e{i} = lanes.mark({lane})")
-    return "\n    ".join([*lines, "lanes.join()", *tail]) + "\n"
+            lines.append(f"{indent}e{i} = streams.mark({stream})")
+    return "\n    ".join([*lines, "streams.join()", *tail]) + "\n"
 
 
-class _Streams(threading.local):
+class _Free(threading.local):
     """Streams that no program is on: one in another takes others, which have other memory."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[int, int, int], list] = {}
 
-    def take(self, lane: int) -> tuple[list, Any]:
+    def take(self, number: int) -> tuple[list, Any]:
         """Return a stream, and where to put it when the program is over."""
         cuda, step = _device.cupy.cuda, recorder()
         # Around a branch or loop that the GPU decides others are still being captured.
         depth = 0 if step is None else step.depth
-        free = self._free.setdefault((cuda.runtime.getDevice(), depth, lane), [])
+        free = self._free.setdefault((cuda.runtime.getDevice(), depth, number), [])
         return free, free.pop() if free else cuda.Stream(non_blocking=True)
 
 
-_streams = _Streams()
+_free = _Free()
 
 
-class Lanes:
-    """The current stream and others that begin where it is now; for one run of a program.
+class Streams:
+    """The current stream, number 0, and others that begin where it is; for one run of a program.
 
     Parameters
     ----------
     products : tuple of bool
-        For each lane, whether it needs a workspace for matrix products.
+        For each stream, whether it needs a workspace for matrix products.
     """
 
     def __init__(self, products: tuple[bool, ...]) -> None:
         cuda = _device.cupy.cuda
         self._event = cuda.Event
         main = cuda.get_current_stream()
-        self._taken = [*map(_streams.take, range(1, len(products)))]
+        self._taken = [*map(_free.take, range(1, len(products)))]
         self._streams = [main, *(stream for _, stream in self._taken)]
         self._products = products
         self._workspaces: dict[int, Any] = {}
@@ -253,32 +259,32 @@ class Lanes:
         for stream in self._streams[1:]:
             stream.wait_event(begin)
 
-    def mark(self, lane: int) -> Any:
-        """Return an event: what a lane has been given so far."""
+    def mark(self, number: int) -> Any:
+        """Return an event: what a stream has been given so far."""
         event = self._event(disable_timing=True)
-        event.record(self._streams[lane])
+        event.record(self._streams[number])
         return event
 
-    def wait(self, lane: int, *events: Any) -> None:
-        """Let a lane wait for events of others."""
+    def wait(self, number: int, *events: Any) -> None:
+        """Let a stream wait for events of others."""
         for event in events:
-            self._streams[lane].wait_event(event)
+            self._streams[number].wait_event(event)
 
     @contextlib.contextmanager
-    def on(self, lane: int, *events: Any) -> Iterator[None]:
-        """Make a lane the current stream for a ``with`` block, after events of others."""
-        self.wait(lane, *events)
-        with self._streams[lane]:
-            if not self._products[lane]:
+    def on(self, number: int, *events: Any) -> Iterator[None]:
+        """Make a stream the current one for a ``with`` block, after events of others."""
+        self.wait(number, *events)
+        with self._streams[number]:
+            if not self._products[number]:
                 yield
                 return
-            if lane not in self._workspaces:
-                self._workspaces[lane] = _device.cupy.empty(blas.WORKSPACE_BYTES, "uint8")
-            with blas.use_workspace(self._workspaces[lane]):
+            if number not in self._workspaces:
+                self._workspaces[number] = _device.cupy.empty(blas.WORKSPACE_BYTES, "uint8")
+            with blas.use_workspace(self._workspaces[number]):
                 yield
 
     def join(self) -> None:
-        """Let the first lane wait for all that the others were given."""
+        """Let the first stream wait for all that the others were given."""
         self.wait(0, *map(self.mark, range(1, len(self._streams))))
         for free, stream in self._taken:
             free.append(stream)
