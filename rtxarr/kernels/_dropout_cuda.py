@@ -99,43 +99,28 @@ def kernel(dtype: np.dtype, wide: bool, residual: bool, bias: bool, from_memory:
                 keep = (word(words, k, lead) < limit) | everything
                 kept[k] = kept[k] * scale if keep else zero
 
-    def make(whole):
-        @cuda.jit(device=True)
-        def run(
-            x, added, shifts, out, first, feature, offset, stream, key, n_features, threshold, scale
-        ):
-            kept, others = cuda.local.array(step, scalar), cuda.local.array(step, scalar)
-            fetch(x, first, whole, kept)
-            if residual:  # under way while the words are made
-                fetch(added, first, whole, others)
-            if bias:
-                shift(kept, shifts, first, feature, n_features)
-            drop(kept, first, offset, stream, key, threshold, scale)
-            if residual:
-                for k in range(step):
-                    kept[k] += others[k]
-            if whole:
-                store(out, first, neighbours(kept, 0))
-            else:
-                for k in range(step):
-                    if first + k < out.size:
-                        store_one(out, first + k, (kept[k],))
-
-        return run
-
-    # Two functions: behind a branch of its own, a load would be waited for before the words.
-    run_whole, run_rest = make(wide), make(False)
-
     @cuda.jit(device=True)
     def run(x, added, shifts, out, offset, stream, key, n_features, threshold, scale):
+        kept, others = cuda.local.array(step, scalar), cuda.local.array(step, scalar)
         first, feature = begin(n_features)
         if first >= out.size or (by_rows and feature >= n_features):
             return
-        place, numbers = (first, feature, offset, stream, key), (n_features, threshold, scale)
-        if wide and (by_rows or first + step <= out.size):
-            run_whole(x, added, shifts, out, *place, *numbers)
+        whole = wide and (by_rows or first + step <= out.size)
+        fetch(x, first, whole, kept)
+        if residual:  # under way while the words are made
+            fetch(added, first, whole, others)
+        if bias:
+            shift(kept, shifts, first, feature, n_features)
+        drop(kept, first, offset, stream, key, threshold, scale)
+        if residual:
+            for k in range(step):
+                kept[k] += others[k]
+        if whole:
+            store(out, first, neighbours(kept, 0))
         else:
-            run_rest(x, added, shifts, out, *place, *numbers)
+            for k in range(step):
+                if first + k < out.size:
+                    store_one(out, first + k, (kept[k],))
 
     if from_memory:
 

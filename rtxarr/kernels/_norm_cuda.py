@@ -166,7 +166,6 @@ def backward_with_sums(dtype: np.dtype, plan: Plan, centred: bool, weighted: boo
     _, _, place, _, put = rows_of(dtype, plan)
     sums = group_sums(scalar, plan.lanes, groups, 2)
     neighbours, shared_shape = window(width), (groups, plan.tile if groups > 1 else 1)
-    factors_shape = (size, plan.lanes) if weighted else (1, 1)
     ahead = size * np.dtype(scalar).itemsize <= _AHEAD
     zero, one = scalar(0), scalar(1)
 
@@ -198,17 +197,13 @@ def backward_with_sums(dtype: np.dtype, plan: Plan, centred: bool, weighted: boo
         shared = cuda.shared.array(shared_shape, scalar)
         weight_sum, bias_sum = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
         hat, of_hat = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
-        factors = cuda.shared.array(factors_shape, scalar)
+        factor, weights = cuda.local.array(size, scalar), cuda.local.array(n_words, word)
         next_x, next_grad = cuda.local.array(n_words, word), cuda.local.array(n_words, word)
         for i in range(size):
             weight_sum[i] = zero
             bias_sum[i] = zero
         if weighted:
-            fetch(weight, 0, n, next_x)
-            unpack(next_x, hat)
-            for i in range(size):
-                factors[i, cuda.threadIdx.x] = hat[i]
-            cuda.syncthreads()  # all factors are in place
+            fetch(weight, 0, n, weights)
         n_rows, share = np.int64(inverse.size), one / scalar(n)
         step = np.int64(cuda.gridDim.x) * groups
         row, slot = np.int64(cuda.blockIdx.x) * groups + cuda.threadIdx.y, 0
@@ -242,8 +237,9 @@ def backward_with_sums(dtype: np.dtype, plan: Plan, centred: bool, weighted: boo
                     if n_params == 2:
                         bias_sum[i] += of_hat[i]
             if weighted:
+                unpack(weights, factor)
                 for i in range(size):
-                    of_hat[i] *= factors[i, cuda.threadIdx.x]
+                    of_hat[i] *= factor[i]
             dot, total = zero, zero
             for i in range(size):
                 dot += of_hat[i] * hat[i]

@@ -63,27 +63,17 @@ def kernels(op: str, dtype: np.dtype, wide: bool, gathered: bool):
         return np.int64(indices[j] if gathered else j) * n_features
 
     @cuda.jit(device=True)
-    def four(indices, j, feature, n_features):
-        """Give where four rows begin."""
-        a = row_offset(indices, j, n_features) + feature
-        b = row_offset(indices, j + 1, n_features) + feature
-        c = row_offset(indices, j + 2, n_features) + feature
-        return a, b, c, row_offset(indices, j + 3, n_features) + feature
-
-    @cuda.jit(device=True)
     def reduce_rows(values, indices, start, stop, feature, n_features):
         """Combine ``width`` features of rows ``start:stop``, in order."""
         total = nothing_all
         j = start
-        if j + 3 < stop:
-            places = four(indices, j, feature, n_features)
         while j + 3 < stop:  # four loads in flight hide most of the memory's latency
-            a, b = load(values, places[0]), load(values, places[1])
-            c, d = load(values, places[2]), load(values, places[3])
-            j += 4
-            if j + 3 < stop:  # so do the next indices, which are needed before their rows
-                places = four(indices, j, feature, n_features)
+            a = load(values, row_offset(indices, j, n_features) + feature)
+            b = load(values, row_offset(indices, j + 1, n_features) + feature)
+            c = load(values, row_offset(indices, j + 2, n_features) + feature)
+            d = load(values, row_offset(indices, j + 3, n_features) + feature)
             total = combine(combine(combine(combine(total, a), b), c), d)
+            j += 4
         while j < stop:
             total = combine(total, load(values, row_offset(indices, j, n_features) + feature))
             j += 1
