@@ -87,7 +87,7 @@ def _deal_out(
         made_of, grid = (dtype, width > 1, block, flags, silu), (chunks, across, n_samples)
         return _Dealt(True, made_of, grid, block, chunks, (n_positions, n_channels, n_groups))
     wide = all(can_be_wide(a, n_positions) for a in arrays)
-    plan = plan_rows(n_positions, dtype, wide=wide, pieces=2 if len(arrays) > 1 else 4, most=16)
+    plan = plan_rows(n_positions, dtype, wide=wide, most=16)
     blocks, n_tiles = plan.blocks(n_channels), -(-n_positions // plan.tile)
     each = -(-n_tiles // min(n_tiles, max(1, _BLOCKS // (blocks * n_samples))))
     grid = blocks, -(-n_tiles // each), n_samples

@@ -15,7 +15,7 @@ from rtxarr.kernels.segment import can_be_wide
 
 __all__ = ["fits", "rotate"]
 
-_ROWS = 4  # with the same angles, that a thread takes: these are read once
+_ROWS = 2  # with the same angles, that a thread takes: these are read once
 
 
 def fits(x: Any) -> bool:
