@@ -6,6 +6,7 @@ its functions, so that the program decides as it runs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -370,6 +371,9 @@ def _first_row(node: Node) -> Node:
 # ---------------------------------------------------------------------------- parts of a trace
 
 
+_count = itertools.count()
+
+
 class _Branch:
     """A function traced on placeholders: those of ``leaves`` whose nodes are ``outside``.
 
@@ -380,8 +384,10 @@ class _Branch:
     def __init__(
         self, function: Callable, structure: Any, leaves: Sequence, outside: Sequence[Node]
     ) -> None:
+        # Of one kind, operands of a branch in another would be those of the other.
+        name = "operand", next(_count)
         self.places = [
-            ir.make("input", (), (("operand", i),), n.dtype, n.shape) for i, n in enumerate(outside)
+            ir.make("input", (), ((*name, i),), n.dtype, n.shape) for i, n in enumerate(outside)
         ]
         trace = current()
         arrays = list(map(trace.fresh, self.places))

@@ -209,3 +209,23 @@ def test_results_share_no_memory(f):
         found = function(x)
         for i, a in enumerate(found):
             assert not any(np.shares_memory(a, b) for b in (x, *found[:i]))
+
+
+def test_parts_in_parts_use_what_is_around_them():
+    """Their operands are their own, those of the part around them that part's."""
+
+    def f(x, y):
+        def body(state):
+            n, x, y = state
+            inner = while_loop(
+                lambda s: s[0] < n + 2, lambda s: (s[0] + 1, 2 * s[1] + x, s[2] - s[1] * y), state
+            )
+            chosen = cond(x[0] > 0, lambda n, a, b: a + y - x, lambda n, a, b: b * x, n, y, x)
+            last, _ = scan(lambda s, row: (s + x * row, row - y), y, rx.stack([x] * 9))
+            return n + 1, inner[1] + chosen, rx.tanh(inner[2] + last)
+
+        return while_loop(lambda s: s[0] < 3, body, (0 * x[0], x, y))[1:]
+
+    x, y = np.array([0.5, 1.0, -1.0]), np.array([2.0, 1.0, 0.25])
+    for got, want in zip(rx.fuse(f)(x, y), f(x, y), strict=True):
+        assert_close(got, want)
