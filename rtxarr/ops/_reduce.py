@@ -71,7 +71,8 @@ def _count(x_shape, axis):
 
 
 def _spread(g, x_shape, axis, keepdims):
-    return broadcast_to(_restore(g, x_shape, axis, keepdims), x_shape)
+    # A number needs no axes to be spread along all.
+    return broadcast_to(_restore(g, x_shape, axis, keepdims) if g.ndim else g, x_shape)
 
 
 @differentiable(movement=True)
