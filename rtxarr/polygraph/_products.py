@@ -375,6 +375,7 @@ def _row_of(node: Node, n: int) -> Node | None:
 # ----------------------------------------------------------------------------- activations
 
 
+_MOST = 64  # operations between a product and what is made of it
 _FAR = np.geomspace(1e-30, 1e100, 66)  # where bounds such as 1e-7 or 100 may lie
 _LINE = np.concatenate([np.linspace(-9, 9, 181), _FAR, -_FAR, [0.0, np.nan]])
 _SCALE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
@@ -388,12 +389,11 @@ def _gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(_SCALE * (x + _CUBIC * x**3)))
 
 
-def _near(got: np.ndarray, want: np.ndarray) -> bool:
-    return np.allclose(got, want, rtol=1e-5, atol=1e-9, equal_nan=True)
-
-
-_MOST = 64  # operations between a product and what is made of it
-_OTHER = frozenset(("erf",))  # what none of the library's activations is made with
+# Each with how near to it a function must be.
+_KINDS: dict[str, tuple[Callable, dict[str, float]]] = {
+    "relu": (_relu, {"rtol": 0, "atol": 0}),
+    "gelu": (_gelu, {"rtol": 1e-5, "atol": 1e-9}),
+}
 
 
 def _of_one(nodes: Sequence[Node]) -> dict[Node, Node]:
@@ -427,7 +427,7 @@ def _value(node: Node, source: Node, numbers: np.ndarray) -> np.ndarray | None:
                 if n.dtype.itemsize < x.dtype.itemsize and n is not node:
                     return None
                 values[n] = values[x]
-            elif n.op in ir.MAPS and n.op not in _OTHER:
+            elif n.op in ir.MAPS and n.op != "erf":  # which is in none of the activations
                 sources = [values[s] for s in n.src]
                 values[n] = _interpret.RULES[n.op](np, n, *sources)
             else:
@@ -448,10 +448,7 @@ def _activations(found: _Found) -> None:
         for y in cone[:_MOST]:
             if y.dtype != base.dtype or y.op == "reshape":
                 continue
-            got = _value(y, base, _LINE)
-            if got is None:
-                continue
-            kind = next((k for k, (f, same) in _KINDS.items() if same(got, f(_LINE))), None)
+            kind = activation_of(y, base)
             if kind is None:
                 continue
             needed = found.needs(base, y, sources)
@@ -460,11 +457,15 @@ def _activations(found: _Found) -> None:
             break
 
 
-def _equal(got: np.ndarray, want: np.ndarray) -> bool:
-    return np.array_equal(got, want, equal_nan=True)
-
-
-_KINDS = {"relu": (_relu, _equal), "gelu": (_gelu, _near)}
+def activation_of(node: Node, source: Node) -> str | None:
+    """Return which activation of another a node is, by its values; None for none."""
+    got = _value(node, source, _LINE)
+    if got is None:
+        return None
+    for kind, (function, error) in _KINDS.items():
+        if np.allclose(got, function(_LINE), **error, equal_nan=True):
+            return kind
+    return None
 
 
 def _take_activation(
