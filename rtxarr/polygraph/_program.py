@@ -54,6 +54,7 @@ class Program:
     graph : Graph
     backend : object
         With ``build(loops)``, ``fuses(op, dtype)``, ``empty(shape, dtype)``; see ``_cpu_backend``.
+        May have ``rewrite``, ``pattern``, ``new`` and ``streams``; see ``_cuda_backend``.
     strides : sequence of (tuple of int or None), optional
         For each input that is not contiguous its strides, in elements.
     disjoint : bool, default True
@@ -86,7 +87,6 @@ class Program:
         disjoint: bool = True,
     ) -> None:
         before, graph = graph, simplify(graph)
-        self.graph = graph
         self.backend = backend
         self.disjoint = disjoint
         self._strides = {
@@ -96,7 +96,8 @@ class Program:
         if any(n.size == 0 for n in graph.nodes() if n.dtype is not None):
             backend = _NothingFused()
         elif hasattr(backend, "rewrite"):
-            self.graph, self.notes = graph, _ = backend.rewrite(graph, self._strides)
+            graph, self.notes = backend.rewrite(graph, self._strides)
+        self.graph = graph
         scheduler = Scheduler(graph, backend)
         groups = scheduler.run()
         self.why = scheduler.why
