@@ -18,21 +18,11 @@ import numpy as np
 
 from rtxarr._device import _SIMULATING, cuda
 from rtxarr.kernels._arithmetic import arithmetic
-from rtxarr.kernels._rows import (
-    Plan,
-    add,
-    bounded,
-    group_reduce,
-    group_sums,
-    packed_rows_of,
-    rows_of,
-    window,
-)
-from rtxarr.kernels._vector import access, packed, renewed
+from rtxarr.kernels._rows import Plan, bounded, group_sums, rows_of, window
+from rtxarr.kernels._vector import access
 
 # Threads of the blocks that combine partial sums: channels of a group, and parts of the chunks.
 MERGE_BLOCK = (4, 3) if _SIMULATING else (32, 8)
-MOST_CHANNELS = 128  # of a group that stays in registers
 
 
 class Kernels(NamedTuple):
@@ -58,13 +48,6 @@ class Kernels(NamedTuple):
     apply: Any
     gradient_sums: Any
     gradient: Any
-
-
-@cuda.jit(device=True)
-def _sample(again):
-    """Give the block's sample. The second pass begins with what the cache has from the first."""
-    sample = cuda.gridDim.z - 1 - cuda.blockIdx.z if again else cuda.blockIdx.z
-    return np.int64(sample)
 
 
 @functools.cache
@@ -107,12 +90,12 @@ def channels_last(
     zero, one = scalar(0), scalar(1)
 
     @cuda.jit(device=True)
-    def begin(n_positions, n_channels, again):
+    def begin(n_positions, n_channels):
         """Give the first channel, its offset, and the first and last position of this thread."""
         each = (n_positions + cuda.gridDim.x - 1) // cuda.gridDim.x
         start = np.int64(cuda.blockIdx.x) * each
         channel = (np.int64(cuda.blockIdx.y) * lanes + cuda.threadIdx.x) * width
-        offset = _sample(again) * n_positions * n_channels + channel
+        offset = np.int64(cuda.blockIdx.z) * n_positions * n_channels + channel
         return channel, offset, start + cuda.threadIdx.y, min(start + each, n_positions)
 
     def reader(count):
@@ -153,12 +136,12 @@ def channels_last(
         cuda.syncthreads()  # they have been read before the next ones overwrite them
 
     @cuda.jit(device=True)
-    def read_groups(array, channel, n_channels, n_groups, again, kept):
+    def read_groups(array, channel, n_channels, n_groups, kept):
         """Read what a group has, for each channel of this thread, with one division."""
         size = n_channels // n_groups
         group = channel // size
         left = (group + 1) * size - channel  # channels of the first group from here on
-        group += _sample(again) * n_groups
+        group += np.int64(cuda.blockIdx.z) * n_groups
         for i in range(width):
             step = i >= left
             group += 1 if step else 0
@@ -170,7 +153,7 @@ def channels_last(
         shared = cuda.shared.array(shape, scalar)
         totals, squares = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
         kept = cuda.local.array(size_alone, scalar)
-        channel, offset, position, stop = begin(n_positions, n_channels, False)
+        channel, offset, position, stop = begin(n_positions, n_channels)
         for i in range(width):
             totals[i] = zero
             squares[i] = zero
@@ -192,11 +175,11 @@ def channels_last(
     def apply(x, weight, bias, centre, inverse, out, n_positions, n_channels, n_groups):
         mean, scale = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
         shift, kept = cuda.local.array(width, scalar), cuda.local.array(size, scalar)
-        channel, offset, position, stop = begin(n_positions, n_channels, True)
+        channel, offset, position, stop = begin(n_positions, n_channels)
         if channel >= n_channels:
             return
-        read_groups(centre, channel, n_channels, n_groups, True, mean)
-        read_groups(inverse, channel, n_channels, n_groups, True, scale)
+        read_groups(centre, channel, n_channels, n_groups, mean)
+        read_groups(inverse, channel, n_channels, n_groups, scale)
         if weighted:
             factors = load(weight, channel)
             for i in range(width):
@@ -224,13 +207,13 @@ def channels_last(
         factor, shift = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
         kept = cuda.local.array(size, scalar)
         up = cuda.local.array(size, scalar)
-        channel, offset, position, stop = begin(n_positions, n_channels, False)
+        channel, offset, position, stop = begin(n_positions, n_channels)
         for i in range(width):
             totals[i] = zero
             products[i] = zero
         if channel < n_channels:
-            read_groups(centre, channel, n_channels, n_groups, False, mean)
-            read_groups(inverse, channel, n_channels, n_groups, False, scale)
+            read_groups(centre, channel, n_channels, n_groups, mean)
+            read_groups(inverse, channel, n_channels, n_groups, scale)
             for i in range(width):
                 factor[i] = one
                 shift[i] = zero
@@ -277,13 +260,13 @@ def channels_last(
         first, second = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
         kept = cuda.local.array(size, scalar)
         up = cuda.local.array(size, scalar)
-        channel, offset, position, stop = begin(n_positions, n_channels, True)
+        channel, offset, position, stop = begin(n_positions, n_channels)
         if channel >= n_channels:
             return
-        read_groups(centre, channel, n_channels, n_groups, True, mean)
-        read_groups(inverse, channel, n_channels, n_groups, True, scale)
-        read_groups(of_mean, channel, n_channels, n_groups, True, first)
-        read_groups(of_scale, channel, n_channels, n_groups, True, second)
+        read_groups(centre, channel, n_channels, n_groups, mean)
+        read_groups(inverse, channel, n_channels, n_groups, scale)
+        read_groups(of_mean, channel, n_channels, n_groups, first)
+        read_groups(of_scale, channel, n_channels, n_groups, second)
         for i in range(width):
             factor[i] = one
             shift[i] = zero
@@ -352,14 +335,14 @@ def channels_first(
     zero, one = scalar(0), scalar(1)
 
     @cuda.jit(device=True)
-    def begin(n_channels, again):
+    def begin(n_channels):
         """Give this thread's channel, whether there is one, and the offset of the sample's first.
 
         Idle threads take part in the reductions, with the first channel.
         """
         channel = np.int64(cuda.blockIdx.x) * groups + cuda.threadIdx.y
         live = channel < n_channels
-        return channel if live else 0, live, _sample(again) * n_channels
+        return channel if live else 0, live, np.int64(cuda.blockIdx.z) * n_channels
 
     @cuda.jit(device=True)
     def tiles_of(n_positions, n_tiles):
@@ -378,7 +361,7 @@ def channels_first(
     @bounded(plan.threads)
     def sums(x, first, second, n_positions, n_channels, n_of_group, n_tiles):
         kept = cuda.local.array(size, scalar)
-        channel, live, sample = begin(n_channels, False)
+        channel, live, sample = begin(n_channels)
         offset, head = (sample + channel) * n_positions, channel // n_of_group * n_of_group
         origin = load(x, (sample + head) * n_positions)[0]
         total, square = zero, zero
@@ -397,7 +380,7 @@ def channels_first(
         n_positions, n_channels, n_of_group, n_tiles,
     ):  # fmt: skip
         kept = cuda.local.array(size, scalar)
-        channel, live, sample = begin(n_channels, True)
+        channel, live, sample = begin(n_channels)
         offset, group = (sample + channel) * n_positions, channel // n_of_group
         tile, stop = tiles_of(n_positions, n_tiles)
         fetch(x, offset, tile, n_positions, zero, kept)  # under way while sums are added up
@@ -433,7 +416,7 @@ def channels_first(
         n_positions, n_channels, n_of_group, n_tiles,
     ):  # fmt: skip
         kept, up = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
-        channel, live, sample = begin(n_channels, False)
+        channel, live, sample = begin(n_channels)
         offset, group = (sample + channel) * n_positions, (sample + channel) // n_of_group
         mean, scale = centre[group], inverse[group]
         factor = load(weight, channel)[0] if weighted else one
@@ -456,7 +439,7 @@ def channels_first(
         n_positions, n_channels, n_of_group, n_tiles,
     ):  # fmt: skip
         kept, up = cuda.local.array(size, scalar), cuda.local.array(size, scalar)
-        channel, live, sample = begin(n_channels, True)
+        channel, live, sample = begin(n_channels)
         offset, group = (sample + channel) * n_positions, (sample + channel) // n_of_group
         tile, stop = tiles_of(n_positions, n_tiles)
         fetch(x, offset, tile, n_positions, zero, kept)  # under way while sums are added up
@@ -490,75 +473,6 @@ def channels_first(
                 fetch(grad, offset, tile, n_positions, zero, up)
 
     return KernelsFirst(sums, apply, gradient_sums, gradient)
-
-
-@functools.cache
-def whole_groups(dtype: np.dtype, plan: Plan, affine: tuple[bool, bool], silu: bool):
-    """Return the kernel that normalizes groups that stay in the registers of their threads.
-
-    ``kernel(x, weight, bias, centre, inverse, out, eps, n, n_positions, n_of_group, n_groups)``: a
-    group is a row of ``n`` neighbours of at most ``MOST_CHANNELS``, and no piece of one lies in two
-    channels. Where half types leave room, two blocks fit on a multiprocessor.
-    """
-    each, word, _, numbers = packed(dtype, wide=plan.width > 1)
-    _, scalar, load_one, *_ = access(dtype, wide=False)
-    width, _, _, store, _ = access(dtype, wide=plan.width > 1)
-    n_words, _, fetch, _ = packed_rows_of(dtype, plan)
-    begin, _, place, _, _ = rows_of(dtype, plan)
-    activate, _ = _activations(dtype, silu)
-    total_of = group_reduce(add, scalar, plan.lanes, plan.groups, 2)
-    chunks, lanes, exact = plan.chunks, plan.lanes, plan.exact
-    per_word, neighbours = width // each, window(width)
-    weighted, biased = affine
-    zero, one, factors_shape = scalar(0), scalar(1), (plan.groups, MOST_CHANNELS)
-
-    @bounded(plan.threads, 1024 // plan.threads if each < width else 1)
-    def kernel(x, weight, bias, centre, inverse, out, eps, n, n_positions, n_of_group, n_groups):
-        factors = cuda.shared.array(factors_shape, scalar)
-        shifts = cuda.shared.array(factors_shape, scalar)
-        words, kept = cuda.local.array(n_words, word), cuda.local.array(width, scalar)
-        row, live = begin(inverse.size)
-        row = row if live else 0  # idle threads take part in the reductions
-        first, x_thread, y_thread = row * n, cuda.threadIdx.x, cuda.threadIdx.y
-        fetch(x, first, n, words)
-        base = np.int64(np.uint32(row) % np.uint32(n_groups)) * n_of_group
-        for i in range(x_thread, n_of_group, lanes):
-            factors[y_thread, i] = load_one(weight, base + i)[0] if weighted else one
-            shifts[y_thread, i] = load_one(bias, base + i)[0] if biased else zero
-        cuda.syncthreads()  # those of all channels are in place
-        part, share = zero, one / scalar(n)
-        for k in range(n_words):
-            values = numbers(words[k])
-            for i in range(per_word):
-                part += values[i]
-        mean = total_of(part, 0) * share
-        part = zero
-        for k in range(n_words):
-            words[k] = renewed(words[k])
-            values = numbers(words[k])
-            inside = exact or place(0, 0, k // each) < n
-            for i in range(per_word):
-                away = values[i] - mean if inside else zero
-                part += away * away
-        scale = one / math.sqrt(total_of(part, 1) * share + eps)
-        if not live:
-            return
-        if x_thread == 0:
-            centre[row] = mean
-            inverse[row] = scale
-        for k in range(chunks):
-            j = place(0, 0, k)
-            if exact or j < n:
-                channel = np.uint32(j) // np.uint32(n_positions)
-                factor = scale * factors[y_thread, channel] if weighted else scale
-                shift = shifts[y_thread, channel] if biased else zero
-                for w in range(each):
-                    values = numbers(renewed(words[k * each + w]))
-                    for i in range(per_word):
-                        kept[w * per_word + i] = activate((values[i] - mean) * factor + shift)
-                store(out, first + j, neighbours(kept, 0))
-
-    return kernel
 
 
 @functools.cache

@@ -128,14 +128,12 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def bounded(threads: int, blocks: int = 1) -> Any:
+def bounded(threads: int) -> Any:
     """Give the decorator of a kernel whose blocks never have more threads than this.
 
-    It may then use more registers; without it the compiler does not know. So many ``blocks`` are to
-    fit on a multiprocessor together.
+    It may then use more registers; without it the compiler does not know.
     """
-    bounds: Any = threads if blocks == 1 else (threads, blocks)
-    return cuda.jit if _SIMULATING else cuda.jit(launch_bounds=bounds)
+    return cuda.jit if _SIMULATING else cuda.jit(launch_bounds=threads)
 
 
 # ------------------------------------------------------------------------------- reductions

@@ -221,9 +221,6 @@ if _SIMULATING:
         places = _places(offset, 8, 8)[::2]
         return tuple(np.uint32(array[i]) | np.uint32(array[i + 1]) << np.uint32(16) for i in places)
 
-    def renewed(word):
-        return word
-
     def _numbers_of(name):
         kind = np.dtype(getattr(ml_dtypes, name, name))
         halves = np.uint32(0), np.uint32(16)
@@ -434,20 +431,6 @@ else:
             return [builder.call(_F16_TO_F32, [x]) for x in halves]
         sixteen = ir.Constant(_I32, 16)  # a bfloat16 is the upper half of a float32
         return [builder.bitcast(builder.shl(builder.zext(x, _I32), sixteen), _F32) for x in halves]
-
-    @intrinsic  # type: ignore[misc]
-    def renewed(typingctx, word):
-        """Give the same word; what was made of it is made again, not kept in registers."""
-
-        def codegen(context, builder, signature, args):
-            kind = context.get_value_type(signature.return_type)
-            letter = "f" if signature.return_type == types.float32 else "r"
-            asm = ir.InlineAsm(
-                ir.FunctionType(kind, [kind]), "mov.b32 $0, $1;", f"={letter},{letter}", True
-            )
-            return builder.call(asm, args)
-
-        return word(word), codegen
 
     def _numbers_of(name):
         @intrinsic

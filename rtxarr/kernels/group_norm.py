@@ -16,8 +16,6 @@ __all__ = ["fits", "group_normalize", "group_normalize_gradient"]
 # Blocks to deal an array out to: several waves, so that the last one costs little. A constant, so
 # that the bits do not depend on the GPU.
 _BLOCKS = 4224
-# Groups for which a block each keeps enough of a GPU busy.
-_FEWEST_GROUPS = 1 if _SIMULATING else 64
 # Threads of a block, and positions that each takes at least.
 _THREADS, _EACH = (32, 1) if _SIMULATING else (256, 8)
 
@@ -95,28 +93,6 @@ def _deal_out(
     return _Dealt(False, (dtype, plan, flags, silu), grid, plan.block, grid[1], numbers)
 
 
-def _resident(last: bool, shape: tuple, x: Any, n_groups: int) -> Any:
-    """Deal groups out to the kernel that keeps them in registers; None if it does not take them."""
-    from rtxarr.kernels._group_norm_cuda import MOST_CHANNELS
-    from rtxarr.kernels._rows import plan_rows
-
-    n_of_group, n_positions = shape[1] // n_groups, math.prod(shape[2:])
-    if last or shape[0] * n_groups < _FEWEST_GROUPS or n_of_group > MOST_CHANNELS:
-        return None
-    if not can_be_wide(x, n_positions):
-        return None
-    plan = plan_rows(n_of_group * n_positions, x.dtype, wide=True, most=80)
-    return plan if plan.resident and (plan.groups <= 4 or _SIMULATING) else None
-
-
-def _whole(options, args):
-    """Choose the kernel of groups that stay in registers, the blocks and the block."""
-    from rtxarr.kernels._group_norm_cuda import whole_groups
-
-    plan, flags, silu = options
-    return whole_groups(args[0].dtype, plan, flags, silu), plan.blocks(args[4].size), plan.block
-
-
 def _over_all(options, args):
     """Choose the kernel of a pass over all elements."""
     from rtxarr.kernels._group_norm_cuda import channels_first, channels_last
@@ -175,19 +151,12 @@ def group_normalize(
     """
     last, dtype, shape, kind = _is_last(x), inverse.dtype, x.shape, x.dtype
     x, affine = _lying(x, last), tuple(None if a is None else packed(a) for a in (weight, bias))
-    out, epsilon = empty(x, x.shape, kind), dtype.type(eps)
-    weight, bias = (x if a is None else a for a in affine)
-    plan = _resident(last, shape, x, n_groups)
-    if plan is not None:
-        n_of_group, n_positions = shape[1] // n_groups, math.prod(shape[2:])
-        args = x, weight, bias, centre, inverse, out, epsilon, n_of_group * n_positions
-        how = plan, tuple(a is not None for a in affine), silu
-        launch_planned(_whole, how, (*args, n_positions, n_of_group, n_groups))
-        return out
+    out = empty(x, x.shape, kind)
     dealt = _deal_out(last, shape, (x,), affine, silu, n_groups)
+    weight, bias = (x if a is None else a for a in affine)
     n_sums = shape[0] * shape[1] * dealt.chunks
     partial = empty(x, (n_sums,), dtype), empty(x, (n_sums,), dtype)
-    numbers = dealt.numbers
+    epsilon, numbers = dtype.type(eps), dealt.numbers
     if last:
         launch_planned(_over_all, ("sums", dealt), (x, *partial, *numbers[:2]))
         sizes = dealt.chunks, shape[1], n_groups, numbers[0], epsilon

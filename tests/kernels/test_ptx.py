@@ -196,7 +196,6 @@ def group_norm_cases():
         channels_last,
         merges,
         of_parameters,
-        whole_groups,
     )
     from rtxarr.kernels._rows import plan_rows
 
@@ -226,11 +225,6 @@ def group_norm_cases():
                 for key, signature in described.items():
                     title = f"channels-{kind}-{name}{'-silu' * silu}-{key}"
                     yield title, getattr(found, key), signature
-        for n in (2560, 10_240) if wide else ():
-            plan = plan_rows(n, dtype, wide=True, most=80)
-            signature = (*(values,) * 3, sums, sums, values, scalar, *numbers)
-            for flags in [((True, True), n == 2560), ((False, False), True)]:
-                yield f"whole-{n}-{name}-{flags}", whole_groups(dtype, plan, *flags), signature
         statistics, terms = merges(dtype, True)
         yield f"statistics-{name}", statistics, (values, *(sums,) * 4, *("int64",) * 4, scalar)
         yield f"terms-{name}", terms, (values, *(sums,) * 6, *("int64",) * 4)
