@@ -234,14 +234,15 @@ class CublasLt:
                     f"{out.shape}"
                 )
         stream = self._current_stream()
-        memory = (a_pointer, b_pointer, result.data.ptr, result.data.ptr)
+        out_pointer = addend_pointer = result.data.ptr
         if addend is not None:
             if addend.shape != plan.shape or addend.dtype != plan.dtype:
                 raise ValueError(
                     f"addend must be {plan.dtype} of shape {plan.shape}, got {addend.dtype} of "
                     f"shape {addend.shape}"
                 )
-            memory = (*memory[:3], addend.data.ptr)
+            addend_pointer = addend.data.ptr
+        memory = (a_pointer, b_pointer, out_pointer, addend_pointer)
         try:
             if plan.candidates is not None:
                 self._tune(plan, device_id, stream, memory, pointers)

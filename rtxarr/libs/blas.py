@@ -46,7 +46,15 @@ _provider = Provider("matrix products", "CuPy")
 _loaded: list[CublasLt | None] = []  # empty until it is looked for
 _loading = threading.Lock()
 _tf32 = [False]  # a list, to be seen by all threads
-_EPILOGUES = {None: _cublaslt.DEFAULT, "relu": _cublaslt.RELU, "gelu": _cublaslt.GELU}
+# By name, and whether there is a bias.
+_EPILOGUES = {
+    (None, False): _cublaslt.DEFAULT,
+    (None, True): _cublaslt.BIAS,
+    ("relu", False): _cublaslt.RELU,
+    ("relu", True): _cublaslt.RELU + _cublaslt.BIAS,
+    ("gelu", False): _cublaslt.GELU,
+    ("gelu", True): _cublaslt.GELU + _cublaslt.BIAS,
+}
 _F32 = np.dtype("float32")
 _GELU_SCALE, _GELU_CUBIC = math.sqrt(2 / math.pi), 0.044715
 
@@ -140,11 +148,8 @@ def refusal(
     library = _library()
     if library is None:
         return _provider.missing
-    kind = _EPILOGUES[epilogue]
-    attributes: tuple[int, ...] = ()
-    if bias:
-        kind = _cublaslt.BIAS if epilogue is None else kind + _cublaslt.BIAS
-        attributes += (_cublaslt.BIAS_POINTER,)
+    kind = _EPILOGUES[epilogue, bias]
+    attributes = (_cublaslt.BIAS_POINTER,) * bias
     if aux_ld:
         kind += _cublaslt.AUX
         attributes += (_cublaslt.AUX_POINTER,)
@@ -211,13 +216,12 @@ def try_matmul(
     try:
         if not type(a) is type(b) is library.array:
             raise Unsupported("an array that is not CuPy's")
-        kind = _EPILOGUES[epilogue]
+        kind = _EPILOGUES[epilogue, bias is not None]
         if dtype is not None and dtype != a.dtype and not (dtype == _F32 and is_half(a.dtype)):
             raise Unsupported(f"a result of {dtype} from {a.dtype}")
         pointers: tuple = ()
         if bias is not None:
             pointers = ((_cublaslt.BIAS_POINTER, _vector(library, bias, b, dtype or b.dtype)),)
-            kind = _cublaslt.BIAS if epilogue is None else kind + _cublaslt.BIAS
             if dtype is not None and dtype != a.dtype:
                 raise Unsupported(f"a bias of {bias.dtype} for a result of {dtype}")
         if addend is not None:
@@ -322,7 +326,7 @@ def matmul(
     -------
     array, shape (..., m, n); the axis of a vector is left out
     """
-    if epilogue not in _EPILOGUES:
+    if (epilogue, False) not in _EPILOGUES:
         raise ValueError(f"epilogue must be 'relu', 'gelu' or None, got {epilogue!r}")
     dtype = None if dtype is None else np.dtype(DTYPES.get(dtype, dtype))
     if is_device_array(a):
@@ -413,10 +417,9 @@ def matmul_with_aux(a: Any, b: Any, *, epilogue: str, bias: Any = None) -> tuple
         try:
             if not type(a) is type(b) is library.array:
                 raise Unsupported("an array that is not CuPy's")
-            kind = _EPILOGUES[epilogue] + _cublaslt.AUX
+            kind = _EPILOGUES[epilogue, bias is not None] + _cublaslt.AUX
             pointers: tuple = ()
             if bias is not None:
-                kind += _cublaslt.BIAS
                 pointers = ((_cublaslt.BIAS_POINTER, _vector(library, bias, b, b.dtype)),)
             if epilogue == "relu":
                 ld = _rounded(n, 128)
@@ -635,7 +638,7 @@ def matmul_fp8(
         raise TypeError(f"a and b must be uint8, got {a.dtype} and {b.dtype}")
     if any(name not in _cublaslt.FP8_TYPES for name in formats):
         raise ValueError(f"formats must be 'e4m3' or 'e5m2', got {formats}")
-    if epilogue not in _EPILOGUES:
+    if (epilogue, False) not in _EPILOGUES:
         raise ValueError(f"epilogue must be 'relu', 'gelu' or None, got {epilogue!r}")
     by_row = [
         _is_by_row("scale_a", scale_a, (a.shape[0], 1)),
@@ -694,12 +697,11 @@ def _run_fp8(library, a, b, formats, scales, by_row, dtype, bias, epilogue, fast
                 scale = scale.copy(order="C")
                 kept.append(scale)
             pointers.append((name, scale.data.ptr))
-    kind = _EPILOGUES[epilogue]
+    kind = _EPILOGUES[epilogue, bias is not None]
     if bias is not None:
         if dtype == _F32:
             raise Unsupported("a bias for an fp8 product to float32")
         pointers.append((_cublaslt.BIAS_POINTER, _vector(library, bias, b, dtype)))
-        kind = _cublaslt.BIAS if epilogue is None else kind + _cublaslt.BIAS
     # In the order (a, b), like the product's operands.
     types = tuple(_cublaslt.FP8_TYPES[name] for name in formats)
     options = recipe(kind, dtype=dtype, fp8=(*types, by_row[0], fast))
