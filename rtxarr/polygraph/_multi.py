@@ -1,4 +1,4 @@
-"""Maps of one pattern in one launch, as those of an optimizer over many arrays.
+"""Horizontal fusion: maps of one pattern in one launch, as those of an optimizer.
 
 A map waits for others of its pattern until a step needs what it writes, or writes over what it
 reads; those that waited then run together. Later ones whose sources were there already, such as
@@ -98,14 +98,21 @@ def share_launches(
             mine.waiting.update(makers.keys() & step.sources)
             if _n_bytes(mine.waiting) > MOST_HELD or len(mine.steps) == most:
                 mine.place = i + 1
-    shared: list[list[_Joint]] = [[] for _ in range(len(steps) + 1)]
-    for joint in dict.fromkeys(joint_of.values()):
+    return _in_order(steps, dict.fromkeys(joint_of.values()))
+
+
+def _in_order(steps: Sequence[Any], joints: Iterable[_Joint]) -> list[Any]:
+    """Return steps with one in place of those of each joint."""
+    places: list[list[_Joint]] = [[] for _ in range(len(steps) + 1)]
+    taken: set[int] = set()
+    for joint in joints:
         if len(joint.steps) > 1:
-            shared[len(steps) if joint.place is None else joint.place].append(joint)
+            places[len(steps) if joint.place is None else joint.place].append(joint)
+            taken.update(joint.steps)
     result = []
-    for i in range(len(steps) + 1):
-        result += [_together([steps[k] for k in joint.steps]) for joint in shared[i]]
-        if i < len(steps) and not (i in joint_of and len(joint_of[i].steps) > 1):
+    for i, here in enumerate(places):
+        result += [_together([steps[k] for k in joint.steps]) for joint in here]
+        if i < len(steps) and i not in taken:
             result.append(steps[i])
     return result
 
