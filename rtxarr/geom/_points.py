@@ -71,8 +71,7 @@ def knn(
     Parameters
     ----------
     x : array of floats, shape (n_points, n_axes)
-        Half types are widened to float32. Up to three axes are searched with a grid; with more,
-        or with few points, all points are looked at.
+        Half types are widened to float32. With more than three axes all points are looked at.
     k : int, at least 1
     y : array of floats, shape (n_queries, n_axes), optional
         Where to look from; the points themselves by default.
@@ -269,10 +268,7 @@ class _Job:
                     f"y_ptr must have {ptr.shape[0]} entries as ptr has, got {y_ptr.shape[0]}"
                 )
         self.sizes, self.n_queries = np.diff(ptr), np.diff(y_ptr)
-        self.batches = cloud_of(ptr, self.x)
-        self.y_batches = self.batches
-        if self.y is not self.x:
-            self.y_batches = cloud_of(y_ptr, self.y)
+        self.ptr, self.y_ptr = ptr, y_ptr
 
     def require_enough(self, k):
         """Refuse a cloud that is looked at and has fewer than ``k`` points to be found."""
@@ -284,41 +280,18 @@ class _Job:
                 f"{cloud} has{' beside each' if self.others else ''}, got {k}"
             )
 
-    def grid(self, width, crowd=None):
-        n_clouds, same = self.sizes.size, self.y is self.x
-        grid = points.build_grid(self.x, self.batches, n_clouds, self.ends, width, crowd=crowd)
-        return grid, points.visits(self.y, self.y_batches, n_clouds, grid, same=same)
-
     def nearest(self, k, r=None, limit=np.inf):
-        width, crowd = self.width(3 * k / 8), max(3 * k / 8, 1)
-        if width is not None and r is not None and max(1.05 * r, self.width(1)) < width:
-            width, crowd = max(1.05 * r, self.width(1)), None
-        grid, visit = self.grid(width, crowd)
-        return points.nearest(
-            self.y, self.y_batches, visit, grid, k, others=self.others, limit=limit
-        )
+        return points.nearest(self.prepare(k, r), k, others=self.others, limit=limit)
 
     def all_within(self, r, limit):
-        width = self.width(1)
-        grid, visit = self.grid(None if width is None else max(1.05 * r, width))
-        return points.all_within(self.y, self.y_batches, visit, grid, limit, others=self.others)
+        return points.all_within(self.prepare(None, r), limit, others=self.others)
 
-    def width(self, per_cell):
-        """Give the width of cells with so many points on average, or None for no grid."""
-        n, n_axes = self.x.shape
-        n_clouds = self.sizes.size
-        if n_axes > 3 or n < 64 * n_clouds:
-            return None
-        low, high = (end.astype(np.float64) for end in self.ends)
-        extents = high - low
-        extents = np.sort(extents[extents > 0])
-        while extents.size and np.all(np.isfinite(extents)):
-            share = max(per_cell, 1) * n_clouds / n
-            width = float(np.exp((np.log(extents).sum() + np.log(share)) / extents.size))
-            if extents[0] >= width:
-                return width
-            extents = extents[1:]  # flat along this axis
-        return None
+    def prepare(self, k, r):
+        batches = y_batches = cloud_of(self.ptr, self.x)
+        if self.y is not self.x:
+            y_batches = cloud_of(self.y_ptr, self.y)
+        there = self.x, batches, like(self.x, self.ptr), self.ends
+        return points.prepare(*there, self.y, y_batches, k=k, r=r)
 
 
 def checked(name: str, x: Any) -> Any:

@@ -2,13 +2,13 @@
 
 A squared distance is the sum of the squared differences, added in the order of the axes, each
 operation rounded once to the type of the points. Of equally distant points that with the smaller
-number comes first. So what is found depends on neither the device nor the grid.
+number comes first. So what is found depends on neither the device nor the order of the points.
 
-Points are sorted by the cells of a grid over their first three axes, or are all in one cell. A
-search looks at cells in cubes of growing size around the query's own, until what is outside the
-cube is further than what has been found. ``SLACK``, a part of a cell's width, is far more than
-rounding can move a point in a grid of up to ``MOST_CELLS`` an axis. Queries outside may be further
-off, by a part of their distance less than ``1 - MOST``; and squares below ``TINY`` round by more.
+With up to three axes the CPU searches a tree, see ``_points_tree``, and a GPU a grid: it looks at
+cells in cubes of growing size around the query's own, until what is outside the cube is further
+than what has been found. ``SLACK``, a part of a cell's width, is far more than rounding can move a
+point in a grid of up to ``MOST_CELLS`` an axis. Queries outside may be further off, by a part of
+their distance less than ``1 - MOST``; and squares below ``TINY`` round by more.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 
 from rtxarr._device import njit
-from rtxarr.kernels._points_core import MOST, SLACK, TINY, sorting
+from rtxarr.kernels._points_core import sorting
 
 _compiled = njit(cache=True, error_model="numpy", nogil=True)
+# Powers of two: points of a leaf, nodes below a node, nodes of the top level at most.
+LEAF_BITS, NODE_BITS, TOP_BITS = 3, 2, 4
 # Distances that are worked out together, several at a time in vector registers.
 _TILE = 64
 
@@ -29,162 +29,259 @@ def _named(name):
     return decorate
 
 
-def _build(jit, in_space):
-    """Return the functions of a search, each passed through ``jit``.
+_named_here = _named("points")
 
-    ``in_space`` is for points with three axes only.
+
+@_named_here
+def _load(array, at):
+    return array[at], array[at + 1], array[at + 2], array[at + 3]
+
+
+@_named_here
+def _store(array, at, words):
+    array[at], array[at + 1], array[at + 2], array[at + 3] = words
+
+
+# ------------------------------------------------------------------------------ a tree is made
+
+
+@_named_here
+def _coordinate(value, low, scale, side, bits, zero):
+    t = (value - low) * scale
+    if not t > zero:
+        return np.int64(0)
+    last = (np.int64(1) << bits) - 1
+    return min(np.int64(t), last) if t < side else last
+
+
+@_named_here
+def _key(x, i, batch, l0, l1, l2, scale, side, bits, drop, room):
+    """Return a word of the place of point ``i`` on a Hilbert curve, and its batch above that.
+
+    The curve is in a cube of ``side = 2**bits`` an axis; the word has ``room`` bits of each
+    coordinate, those above the lowest ``drop``. See Skilling, "Programming the Hilbert curve",
+    2004, doi:10.1063/1.1751381.
     """
-
-    if in_space:
-
-        @jit
-        def distance(y, query, xt, place):
-            a, b = y[query, 0] - xt[0, place], y[query, 1] - xt[1, place]
-            c = y[query, 2] - xt[2, place]
-            return a * a + b * b + c * c
-
-    else:
-
-        @jit
-        def distance(y, query, xt, place):
-            difference = y[query, 0] - xt[0, place]
-            total = difference * difference
-            for axis in range(1, y.shape[1]):
-                difference = y[query, axis] - xt[axis, place]
-                total += difference * difference
-            return total
-
-    @jit
-    def precedes(d, i, other_d, other_i):
-        return d < other_d or (d == other_d and i < other_i)
-
-    # What is kept of a query: up to k entries from base on.
-
-    @jit
-    def insert(d, i, count, kept):
-        """Keep the nearest, sorted."""
-        k, base, best_d, best_i = kept
-        if count == k:
-            last = base + k - 1
-            if not precedes(d, i, best_d[last], best_i[last]):
-                return count
+    zero, b, c = x.dtype.type(0), np.int64(0), np.int64(0)
+    a = _coordinate(x[i, 0], l0, scale, side, bits, zero)
+    if x.shape[1] > 1:
+        b = _coordinate(x[i, 1], l1, scale, side, bits, zero)
+    if x.shape[1] > 2:
+        c = _coordinate(x[i, 2], l2, scale, side, bits, zero)
+    bit = np.int64(1) << (bits - 1)
+    while bit > 1:
+        below = bit - 1
+        if a & bit:
+            a ^= below
+        if b & bit:
+            a ^= below
         else:
-            count += 1
-        place = base + count - 1
-        while place > base and precedes(d, i, best_d[place - 1], best_i[place - 1]):
-            best_d[place], best_i[place] = best_d[place - 1], best_i[place - 1]
-            place -= 1
-        best_d[place], best_i[place] = d, i
+            swap = (a ^ b) & below
+            a ^= swap
+            b ^= swap
+        if c & bit:
+            a ^= below
+        else:
+            swap = (a ^ c) & below
+            a ^= swap
+            c ^= swap
+        bit >>= 1
+    b ^= a
+    c ^= b
+    bit, turn = np.int64(1) << (bits - 1), np.int64(0)
+    while bit > 1:
+        if c & bit:
+            turn ^= bit - 1
+        bit >>= 1
+    a, b, c = (a ^ turn) >> drop, (b ^ turn) >> drop, (c ^ turn) >> drop
+    found = batch << 3 * room
+    for j in range(room):
+        found |= (a >> j & 1) << 3 * j + 2 | (b >> j & 1) << 3 * j + 1 | (c >> j & 1) << 3 * j
+    return found
+
+
+@_named_here
+def _pack(x, i, packed, place):
+    """Write point ``i`` to a place among the sorted ones."""
+    zero, n_axes = packed.dtype.type(0), x.shape[1]
+    second = x[i, 1] if n_axes > 1 else zero
+    third = x[i, 2] if n_axes > 2 else zero
+    _store(packed, 4 * place, (x[i, 0], second, third, zero))
+
+
+@_named_here
+def _lower(a, b):
+    return min(a[0], b[0]), min(a[1], b[1]), min(a[2], b[2]), a[3]
+
+
+@_named_here
+def _higher(a, b):
+    return max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]), a[3]
+
+
+@_named_here
+def _box_leaf(packed, boxes, leaf):
+    """Write the box around the points of a leaf."""
+    first = leaf << LEAF_BITS
+    low = high = _load(packed, 4 * first)
+    for place in range(first + 1, min(first + (1 << LEAF_BITS), packed.size >> 2)):
+        here = _load(packed, 4 * place)
+        low, high = _lower(low, here), _higher(high, here)
+    _store(boxes, 8 * leaf, low)
+    _store(boxes, 8 * leaf + 4, high)
+
+
+@_named_here
+def _box_node(boxes, below, n_below, above, node):
+    """Write the box around those of the level below, ``n_below`` from box ``below`` on."""
+    first = node << NODE_BITS
+    low, high = _load(boxes, 8 * (below + first)), _load(boxes, 8 * (below + first) + 4)
+    for child in range(first + 1, min(first + (1 << NODE_BITS), n_below)):
+        at = 8 * (below + child)
+        low, high = _lower(low, _load(boxes, at)), _higher(high, _load(boxes, at + 4))
+    _store(boxes, 8 * (above + node), low)
+    _store(boxes, 8 * (above + node) + 4, high)
+
+
+# --------------------------------------------------------------------------------- and searched
+
+# What is kept of a query. ``keep`` is what does not change during a search: the number to leave
+# out, the limit, up to how many to keep, from where on, in which arrays, and the points' numbers.
+
+
+@_named_here
+def _precedes(d, i, other_d, other_i):
+    return d < other_d or (d == other_d and i < other_i)
+
+
+@_named_here
+def _insert(d, place, count, keep):
+    """Keep the nearest, sorted."""
+    skip, _, k, base, best_d, best_i, order = keep
+    i = order[place]
+    if i == skip:
+        return count
+    if count == k:
+        last = base + k - 1
+        if not _precedes(d, i, best_d[last], best_i[last]):
+            return count
+    else:
+        count += 1
+    at = base + count - 1
+    while at > base and _precedes(d, i, best_d[at - 1], best_i[at - 1]):
+        best_d[at], best_i[at] = best_d[at - 1], best_i[at - 1]
+        at -= 1
+    best_d[at], best_i[at] = d, i
+    return count
+
+
+@_named_here
+def _append(d, place, count, keep):
+    """Keep all, in the order in which they are met."""
+    skip, _, _, base, best_d, best_i, order = keep
+    if order[place] == skip:
+        return count
+    best_d[base + count], best_i[base + count] = d, order[place]
+    return count + 1
+
+
+@_named_here
+def _tally(d, place, count, keep):
+    """Keep none."""
+    return count + (keep[6][place] != keep[0])
+
+
+@_named_here
+def _worst_kept(count, keep):
+    _, limit, k, base, best_d, _, _ = keep
+    return best_d[base + k - 1] if count == k else limit
+
+
+@_named_here
+def _worst_within(count, keep):
+    return keep[1]
+
+
+def _searcher(kind, take, worst):
+    """Return what looks at the points around a query, near ones first.
+
+    ``take(d, place, count, keep)`` gives how many are kept after a point, and ``worst(count,
+    keep)`` the squared distance above which none is taken.
+    """
+    jit, some, most = _named(kind), (1 << NODE_BITS) - 1, (1 << TOP_BITS) - 1
+
+    @jit
+    def scan(query, begin, end, points, leaf, count, keep):
+        place = leaf << LEAF_BITS
+        last = min(place + (1 << LEAF_BITS), points.size >> 2)
+        while place < last:
+            x, y, z, _ = _load(points, place << 2)
+            a, b, c = query[0] - x, query[1] - y, query[2] - z
+            d = a * a + b * b + c * c
+            if d <= worst(count, keep) and place >= begin and place < end:
+                count = take(d, place, count, keep)
+            place += 1
         return count
 
     @jit
-    def append(d, i, count, kept):
-        """Keep all, in the order in which they are met."""
-        _, base, best_d, best_i = kept
-        best_d[base + count], best_i[base + count] = d, i
-        return count + 1
+    def to_box(query, boxes, node):
+        """Return the squared distance of a box."""
+        at, zero = node << 3, boxes.dtype.type(0)
+        low, high = _load(boxes, at), _load(boxes, at + 4)
+        a = max(max(low[0] - query[0], query[0] - high[0]), zero)
+        b = max(max(low[1] - query[1], query[1] - high[1]), zero)
+        c = max(max(low[2] - query[2], query[2] - high[2]), zero)
+        return a * a + b * b + c * c
 
     @jit
-    def tally(d, i, count, kept):
-        """Keep none."""
-        return count + 1
+    def walk(query, begin, end, near, tree, count, keep):
+        points, boxes, n_leaves, highest = tree
+        # A node: its level, where boxes of that begin, and its place among them.
+        level, base, node = 0, 0, near >> LEAF_BITS
+        # What is below ``done``, a node of the level ``top``, has been looked at.
+        top, done = 0, node
+        count = scan(query, begin, end, points, node, count, keep)
+        last = some if highest > 0 else most
+        node &= ~last
+        while True:
+            size = LEAF_BITS + NODE_BITS * level
+            first = node << size
+            within = first < end and first + (1 << size) > begin
+            if (
+                within
+                and (level < top or node != done)
+                and to_box(query, boxes, base + node) <= worst(count, keep)
+            ):
+                if level > 0:
+                    level -= 1
+                    base -= n_leaves >> NODE_BITS * level
+                    node <<= NODE_BITS
+                    continue
+                count = scan(query, begin, end, points, node, count, keep)
+            while level < top and node & some == some:
+                base += n_leaves >> NODE_BITS * level
+                level += 1
+                node >>= NODE_BITS
+            if level < top or node & last != last:
+                node += 1
+            elif top == highest:
+                return count
+            else:
+                base += n_leaves >> NODE_BITS * top
+                top += 1
+                level, done = top, done >> NODE_BITS
+                last = some if highest > top else most
+                node = done & ~last
 
-    @jit
-    def worst_kept(count, kept, limit):
-        """Return the distance from which on a further point is not kept."""
-        k, base, best_d, _ = kept
-        return best_d[base + k - 1] if count == k else limit
-
-    @jit
-    def worst_within(count, kept, limit):
-        return limit
-
-    def scanner(take, worst):
-        """Return what looks at a run of points, one by one."""
-
-        @jit
-        def scan(y, query, grid, begin, end, skip, limit, count, kept):
-            xt, order = grid[0], grid[1]
-            bound = worst(count, kept, limit)
-            for place in range(begin, end):
-                d = distance(y, query, xt, place)
-                if d <= bound and order[place] != skip:
-                    count = take(d, order[place], count, kept)
-                    bound = worst(count, kept, limit)
-            return count
-
-        return scan
-
-    @jit
-    def position(y, query, axis, lo, inverse, dims):
-        """Return where a query is along an axis, in cells, and its cell."""
-        if axis >= y.shape[1] or dims[axis] == 1:
-            return 0.0, np.int64(0)
-        t = (y[query, axis] - lo[axis]) * inverse
-        if t <= 0.0:
-            return t, np.int64(0)
-        if t >= dims[axis]:
-            return t, dims[axis] - 1
-        return t, np.int64(t)
-
-    @jit
-    def gap(t, cell, ring, n_cells):
-        """Return how far, in cells, the nearest side of the cube is that has cells behind it."""
-        nearest = np.inf
-        if cell - ring > 0:
-            nearest = t - (cell - ring)
-        if cell + ring < n_cells - 1:
-            nearest = min(nearest, (cell + ring + 1) - t)
-        return nearest
-
-    def searcher(scan, worst):
-        """Return what finds the points around one query; it returns how many it kept."""
-
-        @jit
-        def search(y, query, batch, grid, skip, limit, kept):
-            _, _, cells, lo, inverse, width, dims = grid
-            # Smaller squares round by more than the slack.
-            tiny = TINY[0] if y.itemsize == 4 else TINY[1]
-            tx, cx = position(y, query, 0, lo, inverse, dims)
-            ty, cy = position(y, query, 1, lo, inverse, dims)
-            tz, cz = position(y, query, 2, lo, inverse, dims)
-            nx, ny, nz = dims[0], dims[1], dims[2]
-            count, ring, more = np.int64(0), np.int64(0), True
-            while more:
-                left, right = max(cx - ring, 0), min(cx + ring, nx - 1)
-                for z in range(max(cz - ring, 0), min(cz + ring, nz - 1) + 1):
-                    for row in range(max(cy - ring, 0), min(cy + ring, ny - 1) + 1):
-                        first = ((batch * nz + z) * ny + row) * nx
-                        whole = abs(z - cz) == ring or abs(row - cy) == ring
-                        # Cells of a row follow each other, and so do their points.
-                        if whole or cx - ring >= 0:
-                            begin = cells[first + left]
-                            end = cells[first + (right if whole else left) + 1]
-                            count = scan(y, query, grid, begin, end, skip, limit, count, kept)
-                        if not whole and cx + ring < nx:
-                            begin, end = cells[first + right], cells[first + right + 1]
-                            count = scan(y, query, grid, begin, end, skip, limit, count, kept)
-                side = min(gap(tx, cx, ring, nx), gap(ty, cy, ring, ny), gap(tz, cz, ring, nz))
-                more = side < np.inf
-                if more and side > SLACK:
-                    reach = (side * MOST - SLACK) * width
-                    more = worst(count, kept, limit) + tiny >= reach * reach
-                ring += 1
-            return count
-
-        return search
-
-    return SimpleNamespace(**locals())
+    return walk
 
 
-def _scanner(jit, take, worst):
-    """Return what looks at a run of points, a tile at a time: each distance is added up alike."""
+def _scanner(kind, take, worst):
+    """Return what looks at all points of a batch, a tile at a time: all are added alike."""
 
-    @jit
-    def scan(y, query, grid, begin, end, skip, limit, count, kept):
-        xt, order = grid[0], grid[1]
+    @_named(kind)
+    def scan(y, query, xt, begin, end, count, keep):
         found = np.empty(_TILE, xt.dtype)
-        bound = worst(count, kept, limit)
         for start in range(begin, end, _TILE):
             n = min(_TILE, end - start)
             found[:n] = 0
@@ -194,127 +291,107 @@ def _scanner(jit, take, worst):
                     difference = here - row[j]
                     found[j] += difference * difference
             for j in range(n):
-                if found[j] <= bound and order[start + j] != skip:
-                    count = take(found[j], order[start + j], count, kept)
-                    bound = worst(count, kept, limit)
+                if found[j] <= worst(count, keep):
+                    count = take(found[j], start + j, count, keep)
         return count
 
     return scan
 
 
-def _searcher(kind, where):
-    """Return the search of one query; ``where`` is "flat" (one or two axes), "in_space", "high"."""
-    jit = _named(f"{kind}_{where}")
-    core = _build(jit, where == "in_space")
-    take = getattr(core, kind)
-    worst = core.worst_kept if kind == "insert" else core.worst_within
-    scan = _scanner(jit, take, worst) if where == "high" else core.scanner(take, worst)
-    return core.searcher(scan, worst)
-
-
-_insert_flat = _searcher("insert", "flat")
-_insert_in_space = _searcher("insert", "in_space")
-_insert_high = _searcher("insert", "high")
-_append_flat = _searcher("append", "flat")
-_append_in_space = _searcher("append", "in_space")
-_append_high = _searcher("append", "high")
-_tally_flat = _searcher("tally", "flat")
-_tally_in_space = _searcher("tally", "in_space")
-_tally_high = _searcher("tally", "high")
+_walk_insert = _searcher("insert", _insert, _worst_kept)
+_walk_append = _searcher("append", _append, _worst_within)
+_walk_tally = _searcher("tally", _tally, _worst_within)
+_scan_insert = _scanner("insert", _insert, _worst_kept)
+_scan_append = _scanner("append", _append, _worst_within)
+_scan_tally = _scanner("tally", _tally, _worst_within)
 _sort = sorting(_named("sort"))
 
-# Searches of the queries visit[begin:end]. Numba keeps compiled code of functions of a module, but
-# not of such as are made by others, so these are written out.
+# Numba keeps compiled code of functions of a module, but not of such as are made by others, so
+# these are written out.
 
 
 @_compiled
-def insert_flat(begin, end, visit, y, batches, grid, others, limit, k, starts, *out):
-    counts, best_d, best_i = out
-    for v in range(begin, end):
-        query = visit[v]
-        kept = k, starts[query], best_d, best_i
-        skip = query if others else -1
-        counts[query] = _insert_flat(y, query, batches[query], grid, skip, limit, kept)
+def keys(begin, end, x, batches, l0, l1, l2, scale, side, bits, drop, room, out):
+    for i in range(begin, end):
+        out[i] = _key(x, i, batches[i], l0, l1, l2, scale, side, bits, drop, room)
 
 
 @_compiled
-def insert_in_space(begin, end, visit, y, batches, grid, others, limit, k, starts, *out):
-    counts, best_d, best_i = out
-    for v in range(begin, end):
-        query = visit[v]
-        kept = k, starts[query], best_d, best_i
-        skip = query if others else -1
-        counts[query] = _insert_in_space(y, query, batches[query], grid, skip, limit, kept)
+def pack(begin, end, x, order, packed):
+    for place in range(begin, end):
+        _pack(x, order[place], packed, place)
 
 
 @_compiled
-def insert_high(begin, end, visit, y, batches, grid, others, limit, k, starts, *out):
-    counts, best_d, best_i = out
-    for v in range(begin, end):
-        query = visit[v]
-        kept = k, starts[query], best_d, best_i
-        skip = query if others else -1
-        counts[query] = _insert_high(y, query, batches[query], grid, skip, limit, kept)
+def leaves(begin, end, packed, boxes):
+    for leaf in range(begin, end):
+        _box_leaf(packed, boxes, leaf)
 
 
 @_compiled
-def append_flat(begin, end, visit, y, batches, grid, others, limit, k, starts, *out):
-    counts, best_d, best_i = out
-    for v in range(begin, end):
-        query = visit[v]
-        kept = k, starts[query], best_d, best_i
-        skip = query if others else -1
-        counts[query] = _append_flat(y, query, batches[query], grid, skip, limit, kept)
+def level(begin, end, boxes, below, n_below, above):
+    for node in range(begin, end):
+        _box_node(boxes, below, n_below, above, node)
 
 
 @_compiled
-def append_in_space(begin, end, visit, y, batches, grid, others, limit, k, starts, *out):
-    counts, best_d, best_i = out
+def insert_packed(begin, end, queries, where, others, limit, k, starts, counts, best_d, best_i):
+    visit, batches, near, ptr, tree, order = where
     for v in range(begin, end):
-        query = visit[v]
-        kept = k, starts[query], best_d, best_i
-        skip = query if others else -1
-        counts[query] = _append_in_space(y, query, batches[query], grid, skip, limit, kept)
+        query, batch = visit[v], batches[visit[v]]
+        keep = query if others else -1, limit, k, starts[query], best_d, best_i, order
+        here = _load(queries, 4 * v)
+        bounds = ptr[batch], ptr[batch + 1]
+        counts[query] = _walk_insert(here, bounds[0], bounds[1], near[v], tree, 0, keep)
 
 
 @_compiled
-def append_high(begin, end, visit, y, batches, grid, others, limit, k, starts, *out):
-    counts, best_d, best_i = out
+def append_packed(begin, end, queries, where, others, limit, k, starts, counts, best_d, best_i):
+    visit, batches, near, ptr, tree, order = where
     for v in range(begin, end):
-        query = visit[v]
-        kept = k, starts[query], best_d, best_i
-        skip = query if others else -1
-        counts[query] = _append_high(y, query, batches[query], grid, skip, limit, kept)
+        query, batch = visit[v], batches[visit[v]]
+        keep = query if others else -1, limit, k, starts[query], best_d, best_i, order
+        here = _load(queries, 4 * v)
+        bounds = ptr[batch], ptr[batch + 1]
+        counts[query] = _walk_append(here, bounds[0], bounds[1], near[v], tree, 0, keep)
 
 
 @_compiled
-def tally_flat(begin, end, visit, y, batches, grid, others, limit, k, starts, *out):
-    counts, best_d, best_i = out
+def tally_packed(begin, end, queries, where, others, limit, k, starts, counts, best_d, best_i):
+    visit, batches, near, ptr, tree, order = where
     for v in range(begin, end):
-        query = visit[v]
-        kept = k, starts[query], best_d, best_i
-        skip = query if others else -1
-        counts[query] = _tally_flat(y, query, batches[query], grid, skip, limit, kept)
+        query, batch = visit[v], batches[visit[v]]
+        keep = query if others else -1, limit, k, starts[query], best_d, best_i, order
+        here = _load(queries, 4 * v)
+        bounds = ptr[batch], ptr[batch + 1]
+        counts[query] = _walk_tally(here, bounds[0], bounds[1], near[v], tree, 0, keep)
 
 
 @_compiled
-def tally_in_space(begin, end, visit, y, batches, grid, others, limit, k, starts, *out):
-    counts, best_d, best_i = out
-    for v in range(begin, end):
-        query = visit[v]
-        kept = k, starts[query], best_d, best_i
-        skip = query if others else -1
-        counts[query] = _tally_in_space(y, query, batches[query], grid, skip, limit, kept)
+def insert_plain(begin, end, y, where, others, limit, k, starts, counts, best_d, best_i):
+    _, batches, _, ptr, tree, order = where
+    for query in range(begin, end):
+        batch = batches[query]
+        keep = query if others else -1, limit, k, starts[query], best_d, best_i, order
+        counts[query] = _scan_insert(y, query, tree[0], ptr[batch], ptr[batch + 1], 0, keep)
 
 
 @_compiled
-def tally_high(begin, end, visit, y, batches, grid, others, limit, k, starts, *out):
-    counts, best_d, best_i = out
-    for v in range(begin, end):
-        query = visit[v]
-        kept = k, starts[query], best_d, best_i
-        skip = query if others else -1
-        counts[query] = _tally_high(y, query, batches[query], grid, skip, limit, kept)
+def append_plain(begin, end, y, where, others, limit, k, starts, counts, best_d, best_i):
+    _, batches, _, ptr, tree, order = where
+    for query in range(begin, end):
+        batch = batches[query]
+        keep = query if others else -1, limit, k, starts[query], best_d, best_i, order
+        counts[query] = _scan_append(y, query, tree[0], ptr[batch], ptr[batch + 1], 0, keep)
+
+
+@_compiled
+def tally_plain(begin, end, y, where, others, limit, k, starts, counts, best_d, best_i):
+    _, batches, _, ptr, tree, order = where
+    for query in range(begin, end):
+        batch = batches[query]
+        keep = query if others else -1, limit, k, starts[query], best_d, best_i, order
+        counts[query] = _scan_tally(y, query, tree[0], ptr[batch], ptr[batch + 1], 0, keep)
 
 
 @_compiled

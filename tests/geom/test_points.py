@@ -38,6 +38,7 @@ CLOUDS = {
     "far": rng.random((300, 3)) + 1e5,
     "clustered": np.concatenate([rng.random((300, 3)) * 1e-3, rng.random((30, 3))]),
     "outlier": np.concatenate([rng.random((300, 3)), [[1e6, 0, 0]]]),
+    "scales": rng.normal(size=(400, 3)) * 10.0 ** rng.uniform(-8, 8, size=(400, 1)),
     "tiny": rng.random((200, 3)) * 1e-30,  # squares that float32 does not hold
     "many-axes": rng.normal(size=(150, 9)),
 }

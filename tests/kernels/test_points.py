@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rtxarr import _device
-from rtxarr.kernels import points
+from rtxarr.kernels import _points_gpu, points
 from rtxarr.testing import assert_close
 
 DTYPES = ["float32", "float64"]
@@ -12,7 +12,9 @@ DTYPES = ["float32", "float64"]
 
 @pytest.fixture
 def both(place, monkeypatch):
-    """Give a function that calls another on the host and where kernels run, and compares."""
+    """Give a function that calls another on the host and where kernels run."""
+    if place == "cpu":
+        monkeypatch.setattr(_points_gpu, "_FEW", 2)
 
     def moved(x):
         return _device.to_device(x, place) if isinstance(x, np.ndarray) else x
@@ -42,22 +44,23 @@ def cloud(place, dtype, n_axes, seed=0):
     return x.astype(dtype), ptr, np.repeat(np.arange(4), np.diff(ptr))
 
 
-def prepare(x, batches, y, y_batches, n_batches, width, crowd=None):
-    """Give a grid, and an order of queries."""
-    grid = points.build_grid(x, batches, n_batches, points.ends(x), width, crowd=crowd)
-    return grid, points.visits(y, y_batches, n_batches, grid, same=x is y)
+def prepare(x, batches, y, y_batches, n_batches, k, r):
+    xp = _device.namespace(x)
+    ptr = xp.searchsorted(batches, xp.arange(n_batches + 1))
+    return points.prepare(x, batches, ptr, points.ends(x), y, y_batches, k=k, r=r)
 
 
-def nearest(x, batches, y, y_batches, n_batches, width, k, **options):
-    grid, visit = prepare(x, batches, y, y_batches, n_batches, width, options.pop("crowd", None))
-    counts, distances, indices = points.nearest(y, y_batches, visit, grid, k, **options)
+def nearest(x, batches, y, y_batches, n_batches, k, r=None, **options):
+    search = prepare(x, batches, y, y_batches, n_batches, k, r)
+    limit = np.inf if r is None else r * r
+    counts, distances, indices = points.nearest(search, k, limit=limit, **options)
     found = np.arange(k) < _device.to_device(counts, "cpu")[:, None]
     return counts, *(_device.to_device(a, "cpu")[found] for a in (distances, indices))
 
 
-def all_within(x, batches, y, y_batches, n_batches, width, limit, **options):
-    grid, visit = prepare(x, batches, y, y_batches, n_batches, width)
-    return points.all_within(y, y_batches, visit, grid, limit, **options)
+def all_within(x, batches, y, y_batches, n_batches, r, **options):
+    search = prepare(x, batches, y, y_batches, n_batches, None, r)
+    return points.all_within(search, r * r, **options)
 
 
 def same(found):
@@ -66,16 +69,29 @@ def same(found):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n_axes", "width"), [(1, 0.5), (2, 0.7), (3, 0.9), (3, None), (5, None)])
-def test_neighbours_are_those_of_the_host(place, both, dtype, n_axes, width):
+@pytest.mark.parametrize("n_axes", [1, 2, 3, 5])
+def test_neighbours_are_those_of_the_host(place, both, dtype, n_axes):
     x, _, batches = cloud(place, dtype, n_axes)
     for others in (False, True):
-        own = x, batches, x, batches, 4, width
+        own = x, batches, x, batches, 4
         same(both(nearest, *own, 6, others=others))
-        same(both(all_within, *own, 0.8, others=others))
+        same(both(all_within, *own, 0.9, others=others))
     y = (2 * x[::3] - x[:1]).astype(dtype)  # many of them outside
-    same(both(nearest, x, batches, y, batches[::3].copy(), 4, width, 3, others=False))
-    same(both(all_within, x, batches, y, batches[::3].copy(), 4, width, 0.5, others=False))
+    same(both(nearest, x, batches, y, batches[::3].copy(), 4, 3, others=False))
+    same(both(all_within, x, batches, y, batches[::3].copy(), 4, 0.5, others=False))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_neighbours_of_many_points(place, both, dtype):
+    n = 400 if place == "cpu" else 100_000
+    x = np.random.default_rng(0).random((n, 3)).astype(dtype)
+    step = n // 9
+    y = x[::step].copy()
+    batches = np.repeat([0, 1, 2], [n // 5, n // 2, n - n // 5 - n // 2])
+    for of in (np.zeros(n, np.int64), batches):
+        there = x, of, y, of[::step].copy(), 3
+        same(both(nearest, *there, 3, others=False))
+        same(both(all_within, *there, 0.1, others=False))
 
 
 SHAPES = {
@@ -96,13 +112,12 @@ def test_neighbours_are_those_of_the_host_whatever_the_shape(place, both, dtype,
     n = 14 if place == "cpu" else 2000
     x = SHAPES[shape](np.random.default_rng(1), n).astype(dtype)
     batches = np.zeros(n, np.int64)
-    extent = float(np.ptp(x, axis=0).max())
-    width = extent / (3 if place == "cpu" else 12) or None
-    own = x, batches, x, batches, 1, width
-    same(both(nearest, *own, 5, others=True, crowd=2))
+    own = x, batches, x, batches, 1
+    same(both(nearest, *own, 5, others=True))
     y = x + (x - x[:1]) * x.dtype.type(1e3)
-    same(both(nearest, x, batches, y, batches, 1, width, 2, others=False))
-    same(both(all_within, *own, min((extent / 8) ** 2, 1e38), others=False))
+    same(both(nearest, x, batches, y, batches, 1, 2, others=False))
+    r = min(float(np.ptp(x, axis=0).max()) / 8, 1e19)
+    same(both(all_within, *own, r, others=False))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -111,10 +126,10 @@ def test_neighbours_are_those_of_the_host_whatever_the_shape(place, both, dtype,
 def test_lists_of_any_length(place, both, monkeypatch, dtype, n_axes, k):
     """Long ones take several searches, each for what comes after that before."""
     x, _, batches = cloud(place, dtype, n_axes)
-    monkeypatch.setattr(points, "_LENGTHS", (1, 4, 8))
-    own = x, batches, x, batches, 4, None if n_axes > 3 else 1.5
+    monkeypatch.setattr(_points_gpu, "_LENGTHS", (1, 4, 8))
+    own = x, batches, x, batches, 4
     same(both(nearest, *own, k, others=True))
-    same(both(nearest, *own, k, others=False, limit=1.0))
+    same(both(nearest, *own, k, 1.0, others=False))
     same(both(all_within, *own, 0.3, others=True))  # some have more than a list
 
 
@@ -150,7 +165,7 @@ def test_far_points_of_clouds_with_several_blocks(place, both, monkeypatch, dtyp
     x = np.random.default_rng(2).normal(size=(n, n_axes)).round(1).astype(dtype)
     for ptr, n_blocks in ([0, n], 4), ([0, n // 3, n], 2):
         if place == "cpu":
-            monkeypatch.setattr(points, "_BLOCKS", n_blocks * (len(ptr) - 1))
+            monkeypatch.setattr(_points_gpu, "_BLOCKS", n_blocks * (len(ptr) - 1))
         ptr = np.array(ptr)
         equal(*both(points.farthest, x, ptr, ptr[:-1] + 3, n_chosen))
 
@@ -159,13 +174,9 @@ def test_compiled_code_that_was_kept_cannot_be_taken_for_another():
     """Of functions with one name numba linked any: a search that kept all for one that sorts."""
     from rtxarr.kernels import _points_njit as host
 
-    made = [
-        getattr(host, f"_{kind}_{where}").py_func
-        for kind in ("insert", "append", "tally")
-        for where in ("flat", "in_space", "high")
-    ]
-    inner = {cell.cell_contents for f in made for cell in f.__closure__}
-    names = [f.py_func.__qualname__ for f in inner if hasattr(f, "py_func")]
-    names += [f.__qualname__ for f in made]
+    made = {f for f in vars(host).values() if hasattr(f, "py_func")}
+    cells = [cell.cell_contents for f in made for cell in f.py_func.__closure__ or ()]
+    made |= {f for f in cells if hasattr(f, "py_func")}
+    names = [f.py_func.__qualname__ for f in made]
     assert len(names) > 30
     assert len(set(names)) == len(names)
