@@ -76,10 +76,9 @@ def several(loops: Loops, dialect: Dialect, strict: bool, shared_limit: int) -> 
     kernels = [Map(m, dialect, strict, shared_limit).run() for m in loops.members]
     alike = kernels[0]
     launches = [k.launches[0] for k in kernels]
-    arrays, scalars, sizes = _kinds(launches[0].arguments)
-    most = pattern(loops.members[0], alike)
-    assert most is not None
-    capacity = min(max(power_of_two(len(kernels)), 8), most[1])
+    found = pattern(loops.members[0], alike)
+    assert found is not None
+    capacity = min(max(power_of_two(len(kernels)), 8), found[1])
 
     # The arguments of a member, in the order of those of the whole.
     inputs = {b.node: i for i, b in enumerate(loops.buffers) if not b.is_output}
@@ -88,19 +87,54 @@ def several(loops: Loops, dialect: Dialect, strict: bool, shared_limit: int) -> 
         [(outputs if b.is_output else inputs)[b.node] for b in m.buffers] for m in loops.members
     ]
     writer = Map(loops.members[0], dataclasses.replace(dialect, block_x="block"), strict, 0)
+    body = _body(writer, alike, dialect.block_x, capacity)
+    name = f"maps_{hashlib.sha256(body.encode()).hexdigest()[:12]}"
+    table, blocks = _table(launches, places, capacity)
+    _, scalars, _ = _kinds(launches[0].arguments)
+    arguments = (
+        Argument("table", f"{name}_table", "table"),
+        *(dataclasses.replace(a, value=places[0][a.value]) for a in scalars),
+        Argument("packed", "int", "packs"),
+    )
+    body = dialect.library(body.replace("NAME", name))
+    return dataclasses.replace(
+        alike,
+        snippets=writer.texts.snippets_for(body),
+        bodies=(plain(body),),
+        launches=(Launch(name, (blocks, 1), (_THREADS, 1), 0, arguments),),
+        alignments=(),
+        table=table,
+    )
+
+
+def _body(writer: Map, alike: Kernel, block_x: str, capacity: int) -> str:
+    """Return the text of a kernel called NAME that looks up the map of a block.
+
+    Parameters
+    ----------
+    writer : Map
+        Of a map whose block is called "block".
+    alike : Kernel
+        Of one of the maps alone.
+    block_x : str
+        The number of the block among those of all maps.
+    capacity : int
+        Rows of the table.
+    """
+    arrays, scalars, sizes = _kinds(alike.launches[0].arguments)
     entry = writer.entry()
     tests: dict[int, list[str]] = {}
     for number, size in alike.alignments:
-        tests.setdefault(size, []).append(f"(u64){loops.members[0].buffers[number].name}")
+        tests.setdefault(size, []).append(f"(u64){writer.loops.buffers[number].name}")
     packed = [f"(({' | '.join(names)}) & {size - 1}) == 0" for size, names in tests.items()]
     lines = [
         "i32 segment = 0;",
         "UNROLL",
         f"for (i32 apart = {power_of_two(capacity) // 2}; apart > 0; apart /= 2) {{",
         "  const i32 next = segment + apart;",
-        f"  if (next < {capacity} && table.first[next] <= (i32){dialect.block_x}) segment = next;",
+        f"  if (next < {capacity} && table.first[next] <= (i32){block_x}) segment = next;",
         "}",
-        f"const Index block = (i32){dialect.block_x} - table.first[segment];",
+        f"const Index block = (i32){block_x} - table.first[segment];",
         *(f"{a.type} const {a.name} = table.arrays[segment].{a.name};" for a in arrays),
         *(f"const {a.type} {a.name} = table.sizes[segment].{a.name};" for a in sizes),
         f"const bool packed = {' && '.join(['packs', *packed])};",
@@ -110,7 +144,7 @@ def several(loops: Loops, dialect: Dialect, strict: bool, shared_limit: int) -> 
         *(f"{a.type} {a.name}" for a in scalars),
         "int packs",
     ]
-    body = "\n".join(
+    return "\n".join(
         [
             f"struct NAME_arrays {{ {' '.join(f'{a.type} {a.name};' for a in arrays)} }};",
             f"struct NAME_sizes {{ {' '.join(f'{a.type} {a.name};' for a in sizes)} }};",
@@ -126,22 +160,6 @@ def several(loops: Loops, dialect: Dialect, strict: bool, shared_limit: int) -> 
             "}",
             "",
         ]
-    )
-    name = f"maps_{hashlib.sha256(body.encode()).hexdigest()[:12]}"
-    table, blocks = _table(launches, places, capacity)
-    arguments = (
-        Argument("table", f"{name}_table", "table"),
-        *(dataclasses.replace(a, value=places[0][a.value]) for a in scalars),
-        Argument("packed", "int", "packs"),
-    )
-    body = dialect.library(body.replace("NAME", name))
-    return dataclasses.replace(
-        alike,
-        snippets=writer.texts.snippets_for(body),
-        bodies=(plain(body),),
-        launches=(Launch(name, (blocks, 1), (_THREADS, 1), 0, arguments),),
-        alignments=(),
-        table=table,
     )
 
 
