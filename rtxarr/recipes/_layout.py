@@ -104,6 +104,7 @@ def distance_layout(edges: np.ndarray, *, n_steps: int = 200) -> np.ndarray:
     centred = -0.5 * (wanted**2 - np.mean(wanted**2, axis=0))
     y = principal_axes(centred - centred.mean(axis=1, keepdims=True))  # roughly
     y = y / max(float(np.abs(y).max()), 1e-12) * wanted.max() / 2
+    y += np.random.default_rng(0).normal(scale=1e-6, size=y.shape)  # twins must part
     weight = np.zeros_like(wanted)
     np.divide(1.0, wanted**2, out=weight, where=wanted > 0)
     for _ in range(n_steps):

@@ -43,3 +43,8 @@ def test_paths_and_rings_are_drawn_as_such():
     np.testing.assert_allclose(ring[np.arange(6), (np.arange(6) + 3) % 6], 2 * sides[0], rtol=1e-3)
     assert 0.8 < sides[0] < 1.2
     assert np.isclose(distances([(0, 1)])[0, 1], 1)
+
+
+def test_nodes_with_the_same_neighbours_lie_apart():
+    star = distances([(0, 1), (0, 2), (0, 3), (0, 4), (4, 5), (4, 6)])
+    assert star[np.triu_indices(7, 1)].min() > 0.5
