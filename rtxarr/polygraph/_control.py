@@ -76,7 +76,8 @@ def cond(pred: Any, then: Callable, otherwise: Callable, *operands: Any) -> Any:
     if first.signature != second.signature or first.structure != second.structure:
         raise TypeError(
             f"then and otherwise must give the same structure, dtypes and shapes, got "
-            f"{first.signature} and {second.signature}"
+            f"{_text(first.structure, first.signature)} and "
+            f"{_text(second.structure, second.signature)}"
         )
     free = list(dict.fromkeys((*first.free, *second.free)))
     graphs = first.graph(free), second.graph(free)
@@ -169,9 +170,12 @@ def while_loop(go_on: Callable, body: Callable, state: Any) -> Any:
         raise TypeError("a traced while_loop has no gradient, and body gives one that requires it")
     signature = tuple((n.dtype, n.shape) for n in outside)
     if step.signature != signature or step.structure != inner:
-        raise TypeError(f"body must give what it gets, {signature}, got {step.signature}")
+        raise TypeError(
+            f"body must give what it gets, {_text(inner, signature)}, got "
+            f"{_text(step.structure, step.signature)}"
+        )
     if len(test.nodes) != 1 or test.nodes[0].size != 1:
-        raise TypeError(f"go_on must give one bool, got {test.signature}")
+        raise TypeError(f"go_on must give one bool, got {_text(test.structure, test.signature)}")
     test.nodes = [ir.reshape(ir.cast(test.nodes[0], bool), ())]
     free = list(dict.fromkeys((*test.free, *step.free)))
     graphs = test.graph(free), step.graph(free)
@@ -188,8 +192,11 @@ def _plain_loop(go_on, body, state):
         if not bool(test):
             return state
         state = body(state)
-        if _signature(state) != signature:
-            raise TypeError(f"body must give what it gets, {signature}, got {_signature(state)}")
+        found = _signature(state)
+        if found != signature:
+            raise TypeError(
+                f"body must give what it gets, {_text(*signature)}, got {_text(*found)}"
+            )
 
 
 def _recorded_loop(test, go_on, body, state):
@@ -269,8 +276,18 @@ def _on_gpu(leaves, like):
 
 
 def _signature(state):
-    leaves, structure = flatten((state,))
+    leaves, structure = flatten(state)
     return structure, tuple((x.dtype, x.shape) for x in map(_as_array, leaves))
+
+
+class _Kind(str):
+    __repr__ = str.__str__
+
+
+def _text(structure, signature):
+    """Say what a state is made of, such as ``(float64[3], {'n': int64[]})``."""
+    kinds = [_Kind(f"{dtype}{list(shape)}") for dtype, shape in signature]
+    return repr(unflatten(structure, kinds))
 
 
 def scan(body: Callable, state: Any, inputs: Any = None, *, length: int | None = None) -> Any:
@@ -447,7 +464,10 @@ def _nodes(leaves: Iterable[Any]) -> list[Node]:
     leaves = list(leaves)
     for x in leaves:
         if not _is_array(x):
-            raise TypeError(f"branches and loops must take and give arrays, got {type(x).__name__}")
+            raise TypeError(
+                "branches and loops of a traced function must take and give arrays, "
+                f"got {type(x).__name__} (rx.asarray makes one of a number)"
+            )
     xp = _device.namespace(current().fresh(ir.constant(0, "int64")))
     return [(x if isinstance(x, Tracer) else xp.asarray(x)).node for x in map(raw, leaves)]
 

@@ -101,8 +101,18 @@ def test_a_loop_runs_as_often_as_its_values_ask():
 
 
 def test_a_loop_on_arrays_checks_its_state():
-    with pytest.raises(TypeError, match="body must give what it gets"):
+    with pytest.raises(TypeError, match=r"gets, float64\[2\], got float64\[1\]$"):
         while_loop(lambda x: True, lambda x: x[:1], np.ones(2))
+    with pytest.raises(TypeError, match=r"gets, {'n': int64\[\]}, got \[float64\[2\]\]$"):
+        while_loop(lambda s: True, lambda s: [np.ones(2)], {"n": np.int64(0)})
+
+
+def test_a_traced_loop_says_what_its_state_must_be():
+    x = np.ones(2)
+    with pytest.raises(TypeError, match=r"gets, float64\[2\], got \(float64\[2\], float64\[2\]\)$"):
+        traced(lambda x: while_loop(lambda x: rx.max(x) < 3, lambda x: (x, x), x), x)
+    with pytest.raises(TypeError, match="got int .rx.asarray makes one of a number"):
+        traced(lambda x: while_loop(lambda s: s[1] < 3, lambda s: s, (x, 0)), x)
 
 
 def test_a_scan_has_a_gradient():
