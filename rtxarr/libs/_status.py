@@ -42,7 +42,7 @@ class Provider:
         if self.missing:
             return [f"{self.serves}: {self.instead} ({self.missing})"]
         if not self.library:
-            return [f"{self.serves}: {self.instead} (no GPU that CuPy can use)"]
+            return [f"{self.serves}: NumPy (no GPU that CuPy can use)"]
         found = [f"{self.serves}: {self.library}"]
         for reason, count in sorted(self.refused.items()):
             found.append(f"    {count} by {self.instead}: {reason}")

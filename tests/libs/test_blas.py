@@ -349,9 +349,9 @@ def test_show_without_a_gpu(clean, capsys, monkeypatch):
     monkeypatch.setattr(_device, "devices", lambda: ["cpu"])
     libs.show()
     assert capsys.readouterr().out.splitlines() == [
-        "matrix products: CuPy (no GPU that CuPy can use)",
-        "fused products: separate steps (no GPU that CuPy can use)",
-        "attention and convolutions: CuPy (no GPU that CuPy can use)",
+        "matrix products: NumPy (no GPU that CuPy can use)",
+        "fused products: NumPy (no GPU that CuPy can use)",
+        "attention and convolutions: NumPy (no GPU that CuPy can use)",
     ]
 
 

@@ -619,7 +619,7 @@ def test_show_has_a_line(capsys, monkeypatch):
     forget(monkeypatch)
     libs.show()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "fused products: separate steps (no GPU that CuPy can use)"
+    assert lines[1] == "fused products: NumPy (no GPU that CuPy can use)"
 
 
 def test_importing_loads_no_compiler():
