@@ -151,8 +151,8 @@ class Plan:
         rule = "-" * max(map(len, lines))
         lines = [self.title, rule, lines[0], rule, *lines[1:-1], rule, lines[-1]]
         lines.append(
-            f"{1e3 * self.least_seconds:.4g} to {1e3 * self.most_seconds:.4g} ms at "
-            f"{self.bandwidth / 1e9:,.0f} GB/s of {self.device}"
+            f"moving the bytes takes {1e3 * self.least_seconds:.4g} to "
+            f"{1e3 * self.most_seconds:.4g} ms at {self.bandwidth / 1e9:,.0f} GB/s of {self.device}"
         )
         lines.append(f"peak memory {_bytes_text(self.peak_bytes)}{self._limits()}")
         return "\n".join(lines)
