@@ -45,6 +45,11 @@ def _method(function):
     """Give a method that calls ``function`` on the tensor."""
 
     def method(self, *args, **kwargs):
+        if "out" in kwargs:  # np.max(x) calls x.max(axis=None, out=None)
+            raise TypeError(
+                "a Tensor takes no out=, and NumPy's functions take no Tensor: write "
+                f"rx.{function.__name__}(x)"
+            )
         return function(self, *args, **kwargs)
 
     method.__doc__ = f"See :func:`rtxarr.{function.__name__}`."

@@ -830,3 +830,10 @@ def test_gradients_that_are_parts_of_one_array_are_not_copied():
     assert np.shares_memory(a.grad, whole)
     assert np.shares_memory(b.grad, whole)
     assert not np.shares_memory(a.grad, b.grad)
+
+
+def test_reductions_of_numpy_say_what_to_write():
+    x = rx.Tensor(np.ones(3), requires_grad=True)
+    for function in (np.max, np.sum, np.mean):
+        with pytest.raises(TypeError, match=f"write rx.{function.__name__}"):
+            function(x)
