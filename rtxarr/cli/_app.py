@@ -54,7 +54,7 @@ def _rtx(
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(help="gcn-cora (the default), conv-digits or char-transformer."),
+        typer.Argument(help="gcn-cora (the default) or another one of --list."),
     ] = None,
     device: Annotated[
         str | None,

@@ -57,7 +57,7 @@ class Config:
             fits = all(_FITS[word](value, limit) for word, limit in limits.items())
             if not fits or (field.type is float and not math.isfinite(value)):
                 wanted = " and ".join(f"{word} {_listed(limit)}" for word, limit in limits.items())
-                raise ValueError(f"{field.name} must be {wanted or 'finite'}, got {value}")
+                raise ValueError(f"{field.name} must be {wanted or 'finite'}, got {value!r}")
 
 
 _FITS = {

@@ -58,7 +58,7 @@ def test_wrong_settings_are_refused(text, message):
         ({"epochs": 2.0}, TypeError, "epochs must be an integer, got 2.0"),
         ({"epochs": True}, TypeError, "epochs must be an integer, got True"),
         ({"mode": 1}, TypeError, "mode must be text, got 1"),
-        ({"kind": "c"}, ValueError, "kind must be one of a, b, got c"),
+        ({"kind": "c"}, ValueError, "kind must be one of a, b, got 'c'"),
     ],
 )
 def test_values_out_of_range_are_refused(values, error, message):
