@@ -12,6 +12,7 @@ import numpy as np
 
 from rtxarr import _device, _replay, random
 from rtxarr.autograd import _conditional
+from rtxarr.autograd._tape import Tensor
 from rtxarr.kernels import philox
 from rtxarr.polygraph import _control_steps, _program
 
@@ -211,6 +212,11 @@ def install(monkeypatch):
     monkeypatch.setattr(_conditional, "_setter", lambda device_id: None)
     machine.__init__()
     Event.n_waits = 0
+
+
+def plain(x):
+    """Return what NumPy sees of an array or Tensor."""
+    return np.asarray(x.data if isinstance(x, Tensor) else x)
 
 
 class Captured:
