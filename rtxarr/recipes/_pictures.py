@@ -58,7 +58,7 @@ def draw_curves(
         axes.set_title(what, loc="left", color=_INK, fontsize=11)
         axes.margins(x=0.02)
         axes.xaxis.get_major_locator().set_params(integer=True)
-    left.legend(frameon=False, labelcolor=_INK)
+    left.legend(facecolor="white", edgecolor="none", framealpha=0.8, labelcolor=_INK)
     result = f"test {metric} {100 * test_metric:.1f} %"
     _write(figure, path, f"{title}: {result} with the parameters of epoch {best['epoch']}")
 
@@ -188,7 +188,12 @@ def draw_compounds(path: Path, compounds: list[tuple], elements: tuple[str, ...]
     for name, colour in names.items():
         panels[-1].scatter([], [], s=30, color=colour, label=name)
     figure.legend(frameon=False, loc="outside lower center", ncols=4, labelcolor=_INK)
-    _write(figure, path, "The compounds of the test parts that the networks found hardest")
+    _write(
+        figure,
+        path,
+        "The test compounds that the networks found hardest, and the chance they give them to be "
+        "mutagenic",
+    )
 
 
 def draw_scores(path: Path, title: str, positive: np.ndarray, negative: np.ndarray) -> None:

@@ -116,7 +116,8 @@ class Recipe(CoraRecipe):
         name, truth = TOPICS[topic], TOPICS[labels[paper]]
         draw_explanation(
             path,
-            f"Which citations make the network say {name} of paper {paper} ({truth})",
+            f"Which citations make the network say {name} of paper {paper} ({truth}):\n"
+            "the wider a line, the more it counts; the colours are the true topics",
             paper,
             edges,
             rx.Tensor(found.edges).numpy(),
