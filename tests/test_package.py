@@ -22,6 +22,7 @@ RANKS = {
     "_compile": 0,
     "_device": 0,
     "_kernel_cache": 0,
+    "_launch": 0,
     "_names": 0,
     "_override": 0,
     "_out_of_memory": 0,
