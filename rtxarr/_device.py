@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import functools
+import importlib
 import logging
 import os
 import sys
@@ -592,6 +593,15 @@ nvrtc: Any
 tile: Any
 types: Any
 
+_MODULES = {
+    "core": "cuda.core",
+    "driver": "cuda.bindings.driver",
+    "nvjitlink": "cuda.bindings.nvjitlink",
+    "nvrtc": "cuda.bindings.nvrtc",
+    "tile": "cuda.tile",
+}
+_NAMES = {"DynamicLibNotFoundError": "cuda.pathfinder", "njit": "numba", "types": "numba"}
+
 
 def __getattr__(name: str) -> Any:
     """Import what kernels and providers need when they first ask: ``cuda``, ``njit``, ..."""
@@ -606,34 +616,10 @@ def __getattr__(name: str) -> Any:
         value = _cupy()
         if value is None:
             raise ImportError(f"GPU arrays need CuPy: {_INSTALL}")
-    elif name in ("njit", "types"):
-        import numba
-
-        value = getattr(numba, name)
-    elif name == "nvjitlink":
-        from cuda.bindings import nvjitlink
-
-        value = nvjitlink
-    elif name == "nvrtc":
-        from cuda.bindings import nvrtc
-
-        value = nvrtc
-    elif name == "driver":
-        from cuda.bindings import driver
-
-        value = driver
-    elif name == "core":
-        from cuda import core
-
-        value = core
-    elif name == "tile":
-        from cuda import tile
-
-        value = tile
-    elif name == "DynamicLibNotFoundError":
-        from cuda.pathfinder import DynamicLibNotFoundError
-
-        value = DynamicLibNotFoundError
+    elif name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
+    elif name in _NAMES:
+        value = getattr(importlib.import_module(_NAMES[name]), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
