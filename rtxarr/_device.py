@@ -22,21 +22,31 @@ import array_api_compat
 import array_api_compat.numpy as _numpy
 import numpy as np
 
-from rtxarr._launch import _Call, _Loaded, _planned, launch_shape
+from rtxarr._launch import Call, Loaded, launch_shape, planned
 from rtxarr._out_of_memory import explain_out_of_memory
 
 __all__ = [
     "Device",
+    "allocation_of",
+    "constant",
     "current_stream",
     "device",
     "device_of",
     "devices",
+    "empty",
     "empty_pinned",
+    "full_scalar",
     "is_array",
     "is_device_array",
     "launch",
+    "launch_planned",
+    "mapped",
     "memory_stats",
     "namespace",
+    "owner_of",
+    "runs_here",
+    "runs_kernels",
+    "special",
     "stream",
     "synchronize",
     "to_device",
@@ -701,12 +711,12 @@ def _launcher() -> Any:
     current_device = cupy.cuda.runtime.getDevice
     current_stream = cupy.cuda.get_current_stream
     start = cupy.cuda.driver.launchKernel
-    kernels: dict[tuple, _Loaded] = {}
+    kernels: dict[tuple, Loaded] = {}
     thread = threading.local()
 
     def prepare(what, args, plan, device_id):
         """Make the call of this thread for these types and shapes; None if it starts nothing."""
-        (kernel, n_threads_or_grid, block), args = _planned(what, args, plan)
+        (kernel, n_threads_or_grid, block), args = planned(what, args, plan)
         shape = launch_shape(n_threads_or_grid, block)
         if shape is None:
             return None
@@ -721,7 +731,7 @@ def _launcher() -> Any:
             kernels[key] = _load_kernel(kernel, args, device_id)
         # The driver wants the context current in each thread; CuPy sets it only when it is used.
         core.Device(device_id).set_current()
-        return _Call(kernels[key], shape, args, gpu_array, getattr(kernel, "__qualname__", kernel))
+        return Call(kernels[key], shape, args, gpu_array, getattr(kernel, "__qualname__", kernel))
 
     def launch(what, args, plan):
         device_id = current_device()
@@ -771,7 +781,7 @@ def _launcher() -> Any:
 
 
 def _launch_simulated(what: tuple, args: tuple, plan: Any) -> None:
-    (kernel, n, block), args = _planned(what, args, plan)
+    (kernel, n, block), args = planned(what, args, plan)
     shape = launch_shape(n, block)
     if shape is None:
         return
@@ -781,7 +791,7 @@ def _launch_simulated(what: tuple, args: tuple, plan: Any) -> None:
     kernel[shape](*(x.view(np.uint16) if getattr(x, "dtype", None) in _HALF else x for x in args))
 
 
-def _load_kernel(kernel: Any, args: tuple, device_id: int) -> _Loaded:
+def _load_kernel(kernel: Any, args: tuple, device_id: int) -> Loaded:
     """Load a kernel on a GPU, from the disk cache or freshly compiled."""
     from cuda import core
 
@@ -816,4 +826,4 @@ def _load_kernel(kernel: Any, args: tuple, device_id: int) -> _Loaded:
     name, code = found
     load = core.ObjectCode.from_cubin if code[:4] == b"\x7fELF" else core.ObjectCode.from_ptx
     loaded = load(code).get_kernel(name)
-    return _Loaded(int(loaded.handle), _compile.slot_formats(signature), loaded)
+    return Loaded(int(loaded.handle), _compile.slot_formats(signature), loaded)

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+__all__ = ["Call", "Loaded", "launch_shape", "planned"]
 
-class _Loaded(NamedTuple):
+
+class Loaded(NamedTuple):
     """A kernel on a GPU: its handle, struct's formats of its arguments, what keeps it loaded."""
 
     handle: int
@@ -18,7 +20,7 @@ class _Loaded(NamedTuple):
     owner: Any
 
 
-class _Call:
+class Call:
     """A launch, complete but for addresses and numbers: a buffer with the arguments.
 
     numba flattens an array to eight-byte slots: no owner (twice), size, itemsize, address, shape
@@ -26,7 +28,7 @@ class _Call:
     """
 
     def __init__(
-        self, loaded: _Loaded, shape: tuple[tuple, tuple], args: tuple, array: Any, name: Any = ""
+        self, loaded: Loaded, shape: tuple[tuple, tuple], args: tuple, array: Any, name: Any
     ) -> None:
         self.owner = loaded.owner
         self.name = name
@@ -53,8 +55,11 @@ class _Call:
         self.address = ctypes.addressof(self._pointers)
 
 
-def _planned(what: tuple, args: tuple, plan: Any) -> tuple[tuple, tuple]:
-    """Give kernel, grid and block, and the arguments as the kernel sees them."""
+def planned(what: tuple, args: tuple, plan: Any) -> tuple[tuple, tuple]:
+    """Give kernel, grid and block, and the arguments as the kernel sees them.
+
+    ``what`` is the first, or with a plan that and its options.
+    """
     if plan is None:
         return what, args
     found, flat = plan(what[1], args), []

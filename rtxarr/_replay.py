@@ -22,11 +22,17 @@ __all__ = [
     "OncePerStep",
     "Recorder",
     "from_host",
+    "is_watched",
+    "keeping",
+    "kept_resources",
     "moment",
+    "n_swaps",
     "on_failure",
     "on_replay",
     "once",
     "recorder",
+    "swapped",
+    "watching",
 ]
 
 _BLOCK_BYTES = 1 << 16  # copies up to this size are staged at once, so the host may go on
