@@ -227,9 +227,8 @@ def test_parts_in_parts_use_what_is_around_them():
     def f(x, y):
         def body(state):
             n, x, y = state
-            inner = while_loop(
-                lambda s: s[0] < n + 2, lambda s: (s[0] + 1, 2 * s[1] + x, s[2] - s[1] * y), state
-            )
+            again = lambda s: (s[0] + 1, 2 * s[1] + x, s[2] - s[1] * y)  # noqa: E731
+            inner = while_loop(lambda s: s[0] < 3, again, (0 * n, x, y))
             chosen = cond(x[0] > 0, lambda n, a, b: a + y - x, lambda n, a, b: b * x, n, y, x)
             last, _ = scan(lambda s, row: (s + x * row, row - y), y, rx.stack([x] * 9))
             return n + 1, inner[1] + chosen, rx.tanh(inner[2] + last)
