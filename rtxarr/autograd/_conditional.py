@@ -208,9 +208,9 @@ def _leaving_no_gradients() -> Iterator[None]:
 def _forget(known: dict, key: int) -> None:
     """Leave a tensor or leaf out of what a witness saw, if nobody else holds it."""
     found = known.pop(key)
-    alive = weakref.ref(found[0] if isinstance(found, tuple) else found)
-    rest = found[1:] if isinstance(found, tuple) else ()
-    del found
+    x, *rest = found if isinstance(found, tuple) else (found,)
+    alive = weakref.ref(x)
+    del found, x
     if (x := alive()) is not None:
         known[key] = (x, *rest) if rest else x
 

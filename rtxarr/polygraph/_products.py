@@ -84,9 +84,9 @@ def fuse_products(
     notes: list[str] = []
     if has_products(graph):
         for stage in (_sums, _activations):
-            found = _Found(graph, strides, is_computed, notes)
-            stage(found)
-            graph = found.rewritten()
+            rewrite = _Rewrite(graph, strides, is_computed, notes)
+            stage(rewrite)
+            graph = rewrite.result()
     return graph, notes
 
 
@@ -117,7 +117,7 @@ class Product:
         return ir.matmul(self.a, self.b).shape
 
 
-class _Found:
+class _Rewrite:
     """A graph, who reads each of its nodes, and what is to stand in place of some."""
 
     def __init__(
@@ -137,7 +137,7 @@ class _Found:
         """Let ``make`` of the new ``sources`` stand in the place of a node."""
         self.made[node] = tuple(sources), make
 
-    def rewritten(self) -> Graph:
+    def result(self) -> Graph:
         if not self.made:
             return self.graph
         new: dict[Node, Node] = {}
@@ -300,43 +300,43 @@ def _is_contiguous(node: Node, given: Strides) -> bool:
 # ------------------------------------------------------------------- bias, addend, and a factor
 
 
-def _sums(found: _Found) -> None:
+def _sums(rewrite: _Rewrite) -> None:
     """Take in what is added to a product that nothing else reads, or multiplied by."""
     taken: set[Node] = set()
-    for node in found.nodes:
+    for node in rewrite.nodes:
         start = product_of(node)
         if start is None or not dtypes.is_floating(node.dtype):
             continue
         passed: list[Node] = []
         best, why = None, ""
-        for top, whole in _climb(found, node, start):
+        for top, whole in _climb(rewrite, node, start):
             if top in taken:
                 break
             passed.append(top)
-            if why := found.refusal_of(whole):
+            if why := rewrite.refusal_of(whole):
                 break
             best = top, whole, len(passed)
         if why:
-            found.note(node, f"what is added is left out: {why}")
+            rewrite.note(node, f"what is added is left out: {why}")
         if best is None:
             continue
         top, whole, n_passed = best
         taken.update(passed[:n_passed])
-        found.put(top, whole.sources, _in_shape(made_of(whole), top.shape))
+        rewrite.put(top, whole.sources, _in_shape(made_of(whole), top.shape))
         words = (*whole.parts, *(("a factor",) if whole.scale != 1 else ()))
-        found.note(top, f"takes in {' and '.join(words)}")
+        rewrite.note(top, f"takes in {' and '.join(words)}")
 
 
 def _in_shape(make: Callable[..., Node], shape: tuple[int, ...]) -> Callable[..., Node]:
     return lambda *sources: ir.reshape(make(*sources), shape)
 
 
-def _climb(found: _Found, node: Node, whole: Product) -> Iterable[tuple[Node, Product]]:
+def _climb(rewrite: _Rewrite, node: Node, whole: Product) -> Iterable[tuple[Node, Product]]:
     """Give the sums that a product begins, each with what it takes in."""
     n = whole.b.shape[-1] if whole.b.ndim > 1 else 0
     top = node
-    while top not in found.roots and len(found.users[top]) == 1:
-        (user,) = found.users[top]
+    while top not in rewrite.roots and len(rewrite.users[top]) == 1:
+        (user,) = rewrite.users[top]
         if user.op == "reshape":
             top = user
             continue
@@ -352,11 +352,11 @@ def _climb(found: _Found, node: Node, whole: Product) -> Iterable[tuple[Node, Pr
             if not float(limits.tiny) <= abs(whole.scale) <= float(limits.max):
                 return
         elif (bias := _row_of(other, n)) is not None:
-            if whole.bias is not None or not found.in_memory(bias):
+            if whole.bias is not None or not rewrite.in_memory(bias):
                 return
             whole = replace(whole, bias=bias)
         else:
-            if whole.addend is not None or value is not None or not found.in_memory(other):
+            if whole.addend is not None or value is not None or not rewrite.in_memory(other):
                 return
             whole = replace(whole, addend=ir.reshape(other, whole.shape))
         top = user
@@ -435,9 +435,9 @@ def _value(node: Node, source: Node, numbers: np.ndarray) -> np.ndarray | None:
     return values[node]
 
 
-def _activations(found: _Found) -> None:
+def _activations(rewrite: _Rewrite) -> None:
     """Take in the ReLU or GELU of a product; GELU also where its argument is needed elsewhere."""
-    sources = _of_one(found.nodes)
+    sources = _of_one(rewrite.nodes)
     by_base: dict[Node, list[Node]] = {}
     for node, base in sources.items():
         by_base.setdefault(base, []).append(node)
@@ -451,9 +451,9 @@ def _activations(found: _Found) -> None:
             kind = activation_of(y, base)
             if kind is None:
                 continue
-            needed = found.needs(base, y, sources)
-            why = _take_activation(found, base, whole, y, kind, needed)
-            found.note(base, f"{kind} left out: {why}" if why else f"takes in {kind}")
+            needed = rewrite.needs(base, y, sources)
+            why = _take_activation(rewrite, base, whole, y, kind, needed)
+            rewrite.note(base, f"{kind} left out: {why}" if why else f"takes in {kind}")
             break
 
 
@@ -469,15 +469,15 @@ def activation_of(node: Node, source: Node) -> str | None:
 
 
 def _take_activation(
-    found: _Found, base: Node, whole: Product, y: Node, kind: str, needed: bool
+    rewrite: _Rewrite, base: Node, whole: Product, y: Node, kind: str, needed: bool
 ) -> str:
     """Put a product with an activation in the place of a node; return why not, or ""."""
     if kind == "gelu" and not dtypes.is_half(base.dtype):
         return "the library's is right to 5e-6"
     if not needed:
-        why = found.refusal_of(whole, kind)
+        why = rewrite.refusal_of(whole, kind)
         if not why:
-            found.put(y, whole.sources, _in_shape(made_of(whole, kind), y.shape))
+            rewrite.put(y, whole.sources, _in_shape(made_of(whole, kind), y.shape))
         return why
     if kind == "relu":
         return "what it is of is needed elsewhere"
@@ -487,9 +487,9 @@ def _take_activation(
     if whole.b.ndim != 2 or n % 8:
         return f"rows of {n} elements, which is no multiple of 8"
     a = ir.reshape(whole.a, (m, whole.a.shape[-1]))
-    if whole.bias is not None and not _is_contiguous(whole.bias, found.strides):
+    if whole.bias is not None and not _is_contiguous(whole.bias, rewrite.strides):
         return "the bias has gaps"
-    why = found.refusal(a, whole.b, epilogue=kind, bias=whole.bias is not None, aux_ld=n)
+    why = rewrite.refusal(a, whole.b, epilogue=kind, bias=whole.bias is not None, aux_ld=n)
     if why:
         return why
     results = [(base.dtype, (m, n))] * 2
@@ -498,5 +498,5 @@ def _take_activation(
         return lambda *s: ir.call(product_and_sum, s, (("epilogue", kind),), results)[i]
 
     for i, node in enumerate((y, base)):
-        found.put(node, (a, *whole.sources[1:]), _in_shape(item(i), node.shape))
+        rewrite.put(node, (a, *whole.sources[1:]), _in_shape(item(i), node.shape))
     return ""

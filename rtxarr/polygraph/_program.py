@@ -278,7 +278,6 @@ class Program:
             looks = bool(graph.updates) and any(s.op == "input" for s in _looked_at([node]))
             if looks or i in self.copied:
                 names[i] = f"copy({names[i]})"
-        lines = [f"outputs = [{', '.join(names)}]"]
         left = [pair for pair in graph.updates if self.in_place.get(pair[1]) != pair[0]]
         stored = {n for step in self.steps if step.loops is not None for n in step.results}
         stored.difference_update(self.in_place)
@@ -286,20 +285,20 @@ class Program:
         left.sort(key=lambda pair: pair[1] in stored)
         looking = [number for number, node in left if node not in stored]
         spoilt = {graph.inputs[number] for number in looking}
-        writes = []
+        copies, writes = [], []
         for i, (number, node) in enumerate(left):
             value = self._name(node)
             base = behind_views(node, stored)
             is_input = base.op == "input"
             is_safe = base in stored or (base not in spoilt if is_input else len(looking) == 1)
             if node not in stored and not (self.disjoint and is_safe):
-                lines.append(f"new{i} = copy({value})")
+                copies.append(f"new{i} = copy({value})")
                 value = f"new{i}"
             writes.append(f"x{number}[...] = {value}")
-        lines += writes
-        if len(lines) == 1:
-            return [lines[0].replace("outputs =", "return")]
-        return [*lines, "return outputs"]
+        outputs = f"[{', '.join(names)}]"
+        if not writes:
+            return [f"return {outputs}"]
+        return [f"outputs = {outputs}", *copies, *writes, "return outputs"]
 
     def _name(self, node: Node, in_kernel: bool = False) -> str:
         """Return what a node is called in the text; constants and counters are made at first."""
