@@ -136,7 +136,8 @@ class Loaded:
         self._by_value = sorted({case.by_value for case in cases})
 
     def __repr__(self) -> str:
-        return f"<Loaded {self.__name__}, {len(self.programs)} programs>"
+        n = len(self.programs)
+        return f"<Loaded {self.__name__}, {n} program{'s' * (n != 1)}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         parts: list[Any] | None = None if kwargs else []

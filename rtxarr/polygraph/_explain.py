@@ -473,6 +473,8 @@ def describe(node: Node) -> str:
 
 
 def shape_of(node: Node) -> str:
+    if node.dtype is None:
+        return "several arrays"
     return f"{node.dtype}[{', '.join(map(str, node.shape))}]"
 
 

@@ -129,7 +129,7 @@ class Fused:
 
     def __repr__(self) -> str:
         n = sum(map(len, self._programs.values()))
-        return f"<{type(self).__name__} {self.name}, {n} programs>"
+        return f"<{type(self).__name__} {self.name}, {n} program{'s' * (n != 1)}>"
 
     def __reduce__(self) -> Any:
         """Copy the function, and no programs; one of a module is itself."""
