@@ -228,19 +228,11 @@ class CublasLt:
             result = self.array(plan.shape, plan.dtype)
         else:
             result = out
-            if out.shape != plan.shape or out.dtype != plan.dtype:
-                raise ValueError(
-                    f"out must be {plan.dtype} of shape {plan.shape}, got {out.dtype} of shape "
-                    f"{out.shape}"
-                )
+            _check_fits("out", out, plan)
         stream = self._current_stream()
         out_pointer = addend_pointer = result.data.ptr
         if addend is not None:
-            if addend.shape != plan.shape or addend.dtype != plan.dtype:
-                raise ValueError(
-                    f"addend must be {plan.dtype} of shape {plan.shape}, got {addend.dtype} of "
-                    f"shape {addend.shape}"
-                )
+            _check_fits("addend", addend, plan)
             addend_pointer = addend.data.ptr
         memory = (a_pointer, b_pointer, out_pointer, addend_pointer)
         try:
@@ -582,6 +574,13 @@ def recipe(
         Whether an array is then added.
     """
     return (epilogue, dtype, tf32, aux_ld, fp8, unsplit, scale, adds)
+
+
+def _check_fits(name, x, plan):
+    if x.shape != plan.shape or x.dtype != plan.dtype:
+        raise ValueError(
+            f"{name} must be {plan.dtype} of shape {plan.shape}, got {x.dtype} of shape {x.shape}"
+        )
 
 
 def _check_fp8(product, alignment):
