@@ -16,14 +16,14 @@ _U = np.uint64
 class Place:
     """A key, and how far its stream has been used."""
 
-    __slots__ = ("key", "stream", "_offset", "_cursor", "spawned", "ahead")
+    __slots__ = ("key", "stream", "_offset", "_cursor", "spawned", "_ahead")
 
     def __init__(self, key: np.uint64, stream: np.uint64, offset: int = 0, spawned: int = 0):
         self.key = key
         self.stream = stream
         self.offset = offset
         self.spawned = spawned
-        self.ahead = (0, np.empty(0, _U))  # where the stored words begin, and they
+        self._ahead = (0, np.empty(0, _U))  # where the stored words begin, and they
 
     def __reduce__(self) -> tuple:
         return Place, (self.key, self.stream, self.offset, self.spawned)
@@ -60,11 +60,23 @@ class Place:
         self.offset = start + n * width
         return start
 
+    def words(self, start: int, n: int) -> np.ndarray:
+        """Return ``n`` words from ``start``, made ahead in growing pieces.
+
+        Making few words takes as long as making a thousand.
+        """
+        first, words = self._ahead
+        if start < first or start + n > first + words.size:
+            size = max(n, min(2 * words.size, 4096))
+            first, words = start, philox.stream_words(start, size, key=self.key, stream=self.stream)
+            self._ahead = first, words
+        return words[start - first : start - first + n]
+
 
 def advanced(cursor: Any, n: int, width: int) -> Any:
     """Move a place on the GPU past ``n`` values, as ``Place.advance`` does; return where they are.
 
-    A place that lies there as three words: offset, stream and key.
+    Both lie there as three words: offset, stream and key.
     """
     out = _device.cupy.empty(3, _U)
     _advance_kernel()(_U(n * width), _U(width), out, cursor, size=1)

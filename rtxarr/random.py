@@ -243,7 +243,7 @@ class Generator:
             stream=place.stream,
             offset=start,
             device=target,
-            words=functools.partial(_words, place),
+            words=place.words,
         )
         return values.reshape(shape)
 
@@ -705,19 +705,6 @@ def _require_current(target: _device.Device) -> None:
 
 def _follow(place: Place, follower: Callable[[], Place]) -> None:
     place.go_to(follower())
-
-
-def _words(place: Place, start: int, n: int) -> np.ndarray:
-    """Return ``n`` words from ``start``, made ahead in growing pieces.
-
-    Making few words takes as long as making a thousand.
-    """
-    first, words = place.ahead
-    if start < first or start + n > first + words.size:
-        size = max(n, min(2 * words.size, 4096))
-        first, words = start, philox.stream_words(start, size, key=place.key, stream=place.stream)
-        place.ahead = first, words
-    return words[start - first : start - first + n]
 
 
 # --------------------------------------------------------------------------------------- checks
