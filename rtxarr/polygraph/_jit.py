@@ -167,7 +167,10 @@ class _Stale:
 class _Swapped:
     """A tensor that holds tracers while a step is traced, and what it held before."""
 
-    __slots__ = ("tensor", "data", "node", "grad", "tracer", "grad_tracer", "is_set", "is_cleared")
+    __slots__ = (
+        *("tensor", "data", "node", "grad", "tracer", "grad_tracer"),
+        *("is_set", "is_cleared", "is_read"),
+    )
 
     def __init__(self, tensor: Tensor, tracer: Tracer) -> None:
         self.tensor, self.data = tensor, own_data(tensor)
@@ -177,6 +180,7 @@ class _Swapped:
         self.grad_tracer: Any = None
         self.is_set = False  # its gradient was, by the step
         self.is_cleared = False  # before one was added
+        self.is_read = False  # before it was set or added to: there may be none
 
     def restore(self) -> None:
         self.tensor.data = self.data
@@ -233,7 +237,9 @@ class StepRecording(Recording):
         place = self._argument(x)
         if place is not None and place not in self.set_anew:
             raise Concretization("it reads the gradient that an argument came with")
-        self.lift(x)
+        swapped = self._swapped.get(id(self.lift(x)))
+        if swapped is not None and type(swapped.node) is Leaf and not swapped.is_set:
+            swapped.is_read |= swapped.node.grad is swapped.grad_tracer
 
     def _argument(self, x: Tensor) -> Any:
         """Return the place among the arguments of a Tensor that is one."""
@@ -270,9 +276,11 @@ class StepRecording(Recording):
                 self.replaced.append((s.tensor, data))
             if type(s.node) is Leaf and (s.node.grad is not s.grad_tracer or s.is_set):
                 self.grads.append((s.tensor, s.node.grad))
-                if s.grad_tracer is None and not s.is_cleared:
-                    # Added to none: another program adds to one that is there.
-                    self.surroundings.checks.append(functools.partial(_has_none, s.tensor))
+                # Added to none: another program adds to one that is there.
+                s.is_read |= s.grad_tracer is None and not s.is_cleared
+            if s.is_read:
+                is_there = functools.partial(_has_gradient, s.tensor, s.grad is not None)
+                self.surroundings.checks.append(is_there)
         for tensor, place in zip(self.tensors, self.originals, strict=True):
             if type(tensor.node) is not Leaf:
                 continue
@@ -280,8 +288,8 @@ class StepRecording(Recording):
                 self.grads.append((place, tensor.node.grad))
 
 
-def _has_none(tensor: Tensor) -> bool:
-    return tensor.grad is None
+def _has_gradient(tensor: Tensor, wanted: bool) -> bool:
+    return (tensor.grad is not None) is wanted
 
 
 class CompiledStep:

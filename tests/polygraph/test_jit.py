@@ -314,6 +314,33 @@ def test_gradients_are_those_that_the_optimizer_saw():
     assert not jitted.reasons
 
 
+@pytest.mark.parametrize("clears", [False, True], ids=["kept", "cleared"])
+def test_whether_there_is_a_gradient_is_asked_each_time(clears):
+    """The first call finds none, later ones those of the call before, or of a call without."""
+
+    def of(jit):
+        w = rx.Tensor(np.array([3.0, 4.0]), requires_grad=True)
+
+        def step(x):
+            norm = optim.clip_grad_norm([w], 1.0)
+            there = 0.0 if w.grad is None else 1.0
+            if clears:
+                w.grad = None
+            rx.sum(w * x).backward()
+            return norm + there
+
+        run = rx.jit(step) if jit else step
+        found = []
+        for i in range(5):
+            if i == 3:
+                w.grad = None
+            found += [run(np.array([2.0, 1.0])), w.grad]
+        return found
+
+    for got, want in zip(of(True), of(False), strict=True):
+        assert_close(got, want)
+
+
 def test_what_asks_for_values_runs_as_it_is():
     run = Training()
     seen = []
