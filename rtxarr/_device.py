@@ -27,7 +27,6 @@ from rtxarr._out_of_memory import explain_out_of_memory
 
 __all__ = [
     "Device",
-    "allocation_of",
     "constant",
     "current_stream",
     "device",
@@ -43,7 +42,6 @@ __all__ = [
     "mapped",
     "memory_stats",
     "namespace",
-    "owner_of",
     "runs_here",
     "runs_kernels",
     "special",
@@ -191,24 +189,6 @@ def full_scalar(like: Any, value: Any, dtype: Any) -> Any:
     if is_device_array(like) and not is_array(value):
         return xp.full((), value, dtype=dtype)
     return xp.asarray(value, dtype=dtype)
-
-
-def owner_of(array: Any) -> int:
-    """Identify the array whose memory ``array`` looks at; by ``id``, so while that lives."""
-    while (base := getattr(array, "base", None)) is not None:
-        array = base
-    return id(array)
-
-
-def allocation_of(array: Any) -> tuple[Any, int]:
-    """Return what identifies the memory of ``array`` while it lives, and its size in bytes."""
-    if is_device_array(array):
-        memory = array.data.mem
-        return (memory.device_id, memory.ptr), memory.size
-    owner = array
-    while is_array(base := getattr(owner, "base", None)):
-        owner = base
-    return id(owner), owner.nbytes
 
 
 # glibc gives each large block back to the system when it is freed, so that every array is paid

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rtxarr import _device
+from rtxarr._allocation import allocation_of
 from rtxarr._device import Device, memory_stats
 from rtxarr.autograd._tape import Node, Tensor
 
@@ -229,7 +230,7 @@ class _Survey:
             return
         if _device.device_of(array) != self.place:
             return
-        key, n_bytes = _device.allocation_of(array)
+        key, n_bytes = allocation_of(array)
         if key in self.seen or n_bytes == 0:
             return
         self.seen.add(key)

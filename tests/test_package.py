@@ -18,6 +18,7 @@ MAX_LINES = 850
 DOMAINS = ("geom", "diffuse", "rl", "multimodal", "privacy", "robust", "compress", "auto")
 # A module may use the rooms of its own rank and of lower ranks.
 RANKS = {
+    "_allocation": 0,
     "_checks": 0,
     "_compile": 0,
     "_device": 0,

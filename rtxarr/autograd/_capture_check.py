@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
+from rtxarr._allocation import extent_of
 
 __all__ = ["Watch"]
 
@@ -85,7 +86,7 @@ class Watch:
         known = np.unique(np.concatenate([words for _, words in used])) if used else np.empty(0)
 
         def uses(array: Any) -> bool:
-            first, last = np.searchsorted(known, np.array(_extent(array), np.uint64))
+            first, last = np.searchsorted(known, np.array(extent_of(array), np.uint64))
             return bool(first < last)
 
         return uses
@@ -110,16 +111,6 @@ class Watch:
                     "(x[...] = ..., p.assign(...)) instead of replacing them, or pass them as "
                     "arguments; clear gradients at the step's beginning"
                 )
-
-
-def _extent(array: Any) -> tuple[int, int]:
-    """Return where the memory that an array looks at begins and ends."""
-    spans = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
-    if array.size == 0:
-        spans = []
-    begin = array.data.ptr + sum(min(span, 0) for span in spans)
-    end = array.data.ptr + sum(max(span, 0) for span in spans)
-    return begin, end + array.itemsize
 
 
 def _call(function: Any, *args: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr import _device
+from rtxarr import _allocation, _device
 from rtxarr._replay import OncePerStep, kept_resources, recorder
 from rtxarr.autograd._mode import witness
 
@@ -224,9 +224,9 @@ def _require_like(new, old, text):
 
 def _write(new, held):
     """Put the new state in the old one's place, of which the new may still be made."""
-    owners = {_device.allocation_of(x)[0] for x in held}
+    owners = {_allocation.allocation_of(x)[0] for x in held}
     pairs = [(x, to) for x, to in zip(new, held, strict=True) if x is not to]
-    fresh = [x.copy() if _device.allocation_of(x)[0] in owners else x for x, _ in pairs]
+    fresh = [x.copy() if _allocation.allocation_of(x)[0] in owners else x for x, _ in pairs]
     for x, (_, to) in zip(fresh, pairs, strict=True):
         to[...] = x
 

@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from rtxarr import _device
+from rtxarr._allocation import owner_of
 from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr.autograd._mode import AUTOCAST, PROFILED, RECORDED, state, witness
 from rtxarr.autograd._op import checksum
@@ -478,14 +479,14 @@ def _apart(grads, given):
     """Give gradients that can be written into: no two share memory, or one with ``given``."""
     taken: dict[int, list] = {}  # by the array whose memory they look at
     for g in given:
-        taken.setdefault(_device.owner_of(g), []).append(g)
+        taken.setdefault(owner_of(g), []).append(g)
     own = []
     for g in grads:
         if g is not None and not isinstance(g, (Tensor, np.generic)):
-            strides, others = getattr(g, "strides", None), taken.get(_device.owner_of(g))
+            strides, others = getattr(g, "strides", None), taken.get(owner_of(g))
             if (others and _may_overlap(g, others)) or (strides and 0 in strides and g.size > 1):
                 g = _device.namespace(g).asarray(g, copy=True)
-            taken.setdefault(_device.owner_of(g), []).append(g)
+            taken.setdefault(owner_of(g), []).append(g)
         own.append(g)
     return own
 

@@ -14,15 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rtxarr._device import (
-    Device,
-    device_of,
-    is_array,
-    is_device_array,
-    namespace,
-    owner_of,
-    to_device,
-)
+from rtxarr._allocation import owner_of
+from rtxarr._device import Device, device_of, is_array, is_device_array, namespace, to_device
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.data._safetensors import DIGEST_KEY, CheckpointError, parse_json, read_file, write_file
 from rtxarr.data._tree import map_leaves

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
+from rtxarr._allocation import extent_of
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._mode import witness, witnesses
 from rtxarr.autograd._tape import make_tensor, mark_changed, store_of
@@ -142,8 +143,8 @@ def listed(numbers: Iterable[int]) -> str:
 
 def some_overlap(written: Sequence, others: Sequence) -> bool:
     """Tell whether the memory of an array that is written overlaps that of any other's."""
-    extents = [(*_extent(x), True) for x in written if x.size]
-    extents += [(*_extent(x), False) for x in others if x.size]
+    extents = [(*extent_of(x), True) for x in written if x.size]
+    extents += [(*extent_of(x), False) for x in others if x.size]
     end = end_of_written = 0
     for low, high, is_written in sorted(extents):
         if low < (end if is_written else end_of_written):
@@ -152,16 +153,6 @@ def some_overlap(written: Sequence, others: Sequence) -> bool:
         if is_written:
             end_of_written = max(end_of_written, high)
     return False
-
-
-def _extent(x: Any) -> tuple[int, int]:
-    """Return the addresses between which an array lies."""
-    start = x.data.ptr if _device.is_device_array(x) else x.__array_interface__["data"][0]
-    if x.flags.c_contiguous:
-        return start, start + x.nbytes
-    spans = [(n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)]
-    low = start + sum(s for s in spans if s < 0)
-    return low, start + sum(s for s in spans if s > 0) + x.dtype.itemsize
 
 
 def _shape_of(x: Any) -> tuple:

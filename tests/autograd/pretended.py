@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from rtxarr import _device, _replay, random
+from rtxarr import _allocation, _device, _replay, random
 from rtxarr.autograd import _conditional
 from rtxarr.autograd._tape import Tensor
 from rtxarr.kernels import philox
@@ -182,14 +182,14 @@ def advanced(cursor, n, width):
 
 
 def allocation_on_host(x, allocation):
-    return (_device.owner_of(x), 0) if isinstance(x, Array) else allocation(x)
+    return (_allocation.owner_of(x), 0) if isinstance(x, Array) else allocation(x)
 
 
 def install(monkeypatch):
     """Let arrays of this file be those of a GPU whose driver has conditional nodes."""
-    real, allocation = _device.is_device_array, _device.allocation_of
+    real, allocation = _device.is_device_array, _allocation.allocation_of
     monkeypatch.setattr(_device, "is_device_array", lambda x: isinstance(x, Array) or real(x))
-    monkeypatch.setattr(_device, "allocation_of", lambda x: allocation_on_host(x, allocation))
+    monkeypatch.setattr(_allocation, "allocation_of", lambda x: allocation_on_host(x, allocation))
     monkeypatch.setattr(
         _device, "constant", lambda like, make, *key, dtype=None: array(make(*key), dtype)
     )
