@@ -355,6 +355,24 @@ def chain(x):
     return ir.map_node("tanh", ir.map_node("add", x, ir.map_node("exp", x)))
 
 
+@pytest.mark.parametrize("cols", [9, 5000])
+def test_what_is_added_up_in_the_end_stays_until_then(cols):
+    """NumPy adds up when the whole row is there: also what it gives in several stages."""
+    x = ir.input_node(0, np.dtype("float32"), (cols,))
+    y = ir.input_node(1, np.dtype("float64"), (cols,))
+    late = ir.cast(ir.map_node("cos", y), np.float32)
+    first, second = (ir.reduce_node("sum", ir.map_node("square", n), (0,)) for n in (x, late))
+    scaled = ir.map_node("multiply", x, ir.broadcast(ir.reshape(first, (1,)), (cols,)))
+    total = ir.map_node("add", ir.reduce_node("sum", scaled, (0,)), second)
+    graph = ir.Graph((x, y), (first, total))
+    rng = np.random.default_rng(0)
+    arrays = rng.standard_normal(cols).astype(np.float32), rng.standard_normal(cols)
+    program = Program(graph, CpuBackend())
+    assert len(program.steps) == 1
+    for got, want in zip(program(*arrays), _interpret.run(graph, arrays, np), strict=True):
+        assert_close(got, want, rtol=1e-5)
+
+
 def test_shapes_of_a_pattern_share_machine_code():
     def text(*shape):
         x = ir.input_node(0, "float32", shape)

@@ -364,9 +364,8 @@ class Plan:
             for _, _, value, deps in section.stores:
                 for d in (value, *deps.values()):
                     last_use[d] = max(last_use.get(d, (0, 0)), last)
-            for a, _, of in section.reductions:
-                if self.adds_up_in_stage(a):
-                    last_use[of] = max(last_use.get(of, (0, 0)), last)
+            for _, _, of in section.reductions:
+                last_use[of] = max(last_use.get(of, (0, 0)), last)
         for section in self.sections:
             for v in section.values:
                 if v.native and last_use.get(v, (0, 0)) > v.time and not v.is_cheap():
