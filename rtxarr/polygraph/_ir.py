@@ -465,16 +465,10 @@ def owners(node: Node, kept: Container[Node] = ()) -> set[Any]:
     if node in kept or whole.op not in CONTROL:
         return {node}
     (number,) = node.attrs
+    graphs, sources, n_state = _parts(whole)
+    if whole.op == "scan" and number >= n_state:
+        return {node}  # the rows of all steps
     found: set[Any] = set()
-    if whole.op == "cond":
-        graphs, sources, n_state = whole.attrs, whole.src[1:], 0
-    elif whole.op == "while_loop":
-        graphs, sources = whole.attrs[1:], whole.src
-        n_state = len(graphs[0].outputs)
-    else:
-        graphs, sources, n_state = whole.attrs[:1], whole.src, whole.attrs[1]
-        if number >= n_state:
-            return {node}
     stack, seen = [number], {number}
     while stack:
         number = stack.pop()
@@ -490,6 +484,15 @@ def owners(node: Node, kept: Container[Node] = ()) -> set[Any]:
                     seen.add(given)
                     stack.append(given)
     return found
+
+
+def _parts(node: Node) -> tuple[Sequence[Graph], Sequence[Node], int]:
+    """Return which graphs give results of a branch or loop, on what, and how much is state."""
+    if node.op == "cond":
+        return node.attrs, node.src[1:], 0
+    if node.op == "while_loop":
+        return node.attrs[1:], node.src, len(node.attrs[1].outputs)
+    return node.attrs[:1], node.src, node.attrs[1]
 
 
 def sharing(nodes: Sequence[Node], meant: Sequence[Node], kept: Container[Node] = ()) -> set[int]:
