@@ -48,3 +48,15 @@ def test_paths_and_rings_are_drawn_as_such():
 def test_nodes_with_the_same_neighbours_lie_apart():
     star = distances([(0, 1), (0, 2), (0, 3), (0, 4), (4, 5), (4, 6)])
     assert star[np.triu_indices(7, 1)].min() > 0.5
+
+
+def test_rings_in_a_row_are_not_twisted_however_they_are_numbered():
+    rings = [[(6 * r + i, 6 * r + (i + 1) % 6) for i in range(6)] for r in range(2)]
+    edges = np.array([*rings[0], *rings[1], (12, 0), (3, 6), (9, 13), (13, 14), (13, 15)]).T
+    edges = np.concatenate([edges, edges[::-1]], axis=1)
+    for seed in range(20):
+        number = np.random.default_rng(seed).permutation(16)
+        y = distance_layout(number[edges])[number]
+        for r in (0, 6):
+            one, other = y[[r + 1, r + 2]].mean(axis=0), y[[r + 4, r + 5]].mean(axis=0)
+            assert np.linalg.norm(one - other) > 1
