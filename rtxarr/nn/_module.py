@@ -279,7 +279,10 @@ def _unnest(name, value, above=()):
 
 
 def _add_modules(item, found, above):
-    """Add the modules in ``item`` to those found by their ``id``, in the order of their names."""
+    """Add the modules in ``item`` to those found by their ``id``, as ``_named_modules`` does.
+
+    Names take twice as long to make as the walk.
+    """
     if isinstance(item, Module):
         if id(item) in found:
             return

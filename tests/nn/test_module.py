@@ -80,6 +80,7 @@ def test_cycles_end():
     assert "(parent): ..." in repr(parent)
     parent.listed.append(parent.listed)
     assert len(list(parent.modules())) == 2 * 5
+    assert [module for _, module in parent.named_modules()] == list(parent.modules())
 
 
 def test_two_arrays_of_one_name_are_refused():
