@@ -318,6 +318,9 @@ class CompiledStep:
         if tracked:
             names["Leaf"] = Leaf
             tests = " or ".join(f"type(L[{i}].node) is not Leaf" for i in tracked)
+            if len(tracked) > 1:  # the gradients of one that is given twice are one
+                names_of = ", ".join(f"id(L[{i}])" for i in tracked)
+                tests += f" or len({{{names_of}}}) < {len(tracked)}"
             first, rest = text.split("\n", 1)
             text = f"{first}\n    if {tests}: return EAGER\n{rest}"
         words = result_words(outputs, names, trace.xp)

@@ -341,6 +341,25 @@ def test_whether_there_is_a_gradient_is_asked_each_time(clears):
         assert_close(got, want)
 
 
+def test_a_tensor_that_is_given_twice_has_one_gradient():
+    def of(jit):
+        def step(x, y):
+            x.grad = y.grad = None
+            rx.sum(x * x * y).backward()
+            optim.clip_grad_norm([x, y], 1.0)
+
+        run = rx.jit(step) if jit else step
+        first, second = (rx.Tensor(np.array([3.0, n]), requires_grad=True) for n in (4.0, 5.0))
+        found = []
+        for pair in ((first, first), (first, second), (second, second), (first, second)):
+            run(*pair)
+            found += [first.grad, second.grad]
+        return found[:1] + found[2:]
+
+    for got, want in zip(of(True), of(False), strict=True):
+        assert_close(got, want)
+
+
 def test_what_asks_for_values_runs_as_it_is():
     run = Training()
     seen = []
