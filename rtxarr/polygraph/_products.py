@@ -29,6 +29,7 @@ from rtxarr.polygraph._passes import rebuilt, value_of
 from rtxarr.polygraph._program import memory_order, packed_strides
 
 Strides = Mapping[Node, tuple[int, ...]]
+_NO_COPIES = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # can be asked of `reshape`
 
 # ----------------------------------------------------------------------------- what programs call
 
@@ -281,8 +282,11 @@ def strides_of(node: Node, given: Strides) -> tuple[int, ...] | None:
     # Never read: an array of one byte that says it has these strides.
     view = np.lib.stride_tricks.as_strided(np.zeros(1, np.int8), x.shape, inner)
     try:
-        view.shape = node.shape
-    except AttributeError:
+        if _NO_COPIES:
+            view = np.reshape(view, node.shape, copy=False)
+        else:
+            view.shape = node.shape
+    except (AttributeError, ValueError):
         return None
     return view.strides
 
@@ -377,7 +381,7 @@ def _row_of(node: Node, n: int) -> Node | None:
 
 _MOST = 64  # operations between a product and what is made of it
 _FAR = np.geomspace(1e-30, 1e100, 66)  # where bounds such as 1e-7 or 100 may lie
-_LINE = np.concatenate([np.linspace(-9, 9, 181), _FAR, -_FAR, [0.0, np.nan]])
+_LINE = np.concatenate([np.linspace(-9, 9, 181), _FAR, -_FAR, [0.0, np.nan, np.inf, -np.inf]])
 _SCALE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
@@ -385,6 +389,7 @@ def _relu(x: np.ndarray) -> np.ndarray:
     return np.maximum(x, 0)
 
 
+@np.errstate(invalid="ignore")
 def _gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(_SCALE * (x + _CUBIC * x**3)))
 
