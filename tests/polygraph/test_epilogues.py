@@ -191,6 +191,7 @@ def test_other_activations_are_not_taken_for_these(takes_all):
         lambda x: rx.where(x > 0, x, 0),  # zero for NaN
         lambda x: rx.maximum(x, 0.01),
         lambda x: rx.maximum(x, 1e-7),
+        lambda x: (x + rx.abs(x)) / 2,  # NaN for -inf
         lambda x: rx.maximum(rx.minimum(x, 100), 0),
         lambda x: x * rx.sigmoid(1.702 * x),
         lambda x: gelu(rx.astype(x, rx.float32)),  # the result has another dtype
