@@ -298,7 +298,11 @@ class Recording:
         """Return the graph with these outputs."""
         trace = self.trace
         scalars = [i for i, s in enumerate(trace.sources) if self.is_scalar(s)]
-        return _ir.Graph(trace.inputs, nodes, updates, scalars)
+        graph = _ir.Graph(trace.inputs, nodes, updates, scalars)
+        inputs = {*graph.inputs}
+        if any(n.op == "input" and n not in inputs for n in graph.nodes()):
+            raise Concretization("it uses, elsewhere, what a function of a branch or loop computes")
+        return graph
 
     def updates(self) -> list[tuple[int, _ir.Node]]:
         """Return what is written back into inputs."""

@@ -238,3 +238,15 @@ def test_parts_in_parts_use_what_is_around_them():
     x, y = np.array([0.5, 1.0, -1.0]), np.array([2.0, 1.0, 0.25])
     for got, want in zip(rx.fuse(f)(x, y), f(x, y), strict=True):
         assert_close(got, want)
+
+
+def test_what_leaves_a_branch_otherwise_than_as_its_result_is_refused():
+    def f(x):
+        seen = []
+        y = cond(x[0] > 0, lambda s: (seen.append(3 * s), 2 * s)[1], lambda s: s, x)
+        return y + seen[-1]
+
+    x = np.array([1.0, 2.0])
+    fused = rx.fuse(f)
+    with pytest.warns(RuntimeWarning, match="what a function of a branch or loop computes"):
+        assert_close(fused(x), f(x))
