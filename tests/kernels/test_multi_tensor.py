@@ -329,6 +329,8 @@ def test_a_scaled_step_without_a_kernel_is_refused(place):
 class Recording:
     """The simulator's graph: launches with their arguments, and what the host does anew."""
 
+    depth = 0  # of branches and loops
+
     def __init__(self):
         self.updates, self.undo = [], []
 
