@@ -18,6 +18,12 @@ from rtxarr._replay import recorder
 MOST = 1 << 18  # bytes of an array; larger ones are left to the pool
 
 
+class _Thread(threading.local):
+    kept: Any = None  # an array, its pointer and its memory
+    place: Any = None
+    alone: Any = None  # the state in which nobody else has it
+
+
 def keeping(
     empty: Callable, shape: tuple[int, ...], dtype: Any, place: Callable[[], Any]
 ) -> Callable[[], Any]:
@@ -34,7 +40,7 @@ def keeping(
     """
     if not getattr(sys, "_is_gil_enabled", lambda: True)():  # references are counted elsewhere
         return lambda: empty(shape, dtype)
-    thread = threading.local()
+    thread = _Thread()
 
     def state() -> tuple:
         x, pointer, memory = thread.kept
@@ -45,11 +51,8 @@ def keeping(
         if recorder() is not None:  # of a captured graph, whose memory is its own
             return empty(shape, dtype)
         now = place()
-        try:
-            if state() == thread.alone and now == thread.place:
-                return thread.kept[0]
-        except AttributeError:
-            pass
+        if thread.kept is not None and state() == thread.alone and now == thread.place:
+            return thread.kept[0]
         x = empty(shape, dtype)
         thread.kept, thread.place = (x, x.data, x.data.mem), now
         del x
