@@ -1,5 +1,6 @@
 """Dynamic loss scaling for float16."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -8,7 +9,7 @@ import numpy as np
 
 from rtxarr import _replay
 from rtxarr._device import device_of, is_device_array, namespace, runs_kernels, to_device
-from rtxarr._override import deferred, tracing
+from rtxarr._override import deferred, overridable, tracing
 from rtxarr.autograd._tape import raw
 from rtxarr.kernels.multi_tensor import (
     FOUND,
@@ -136,24 +137,25 @@ class LossScaler:
 
         They become new arrays.
         """
-        if tracing() is not None:
-            tracing().refuse("it unscales gradients before the optimizer's step")
+        self._require_ready(optimizer)
+        if tracing() is None:
+            self._begin_unscaling(optimizer)
+        else:  # the scaled gradients are looked at after the program, before the step
+            begin = functools.partial(self._begin_unscaling, optimizer)
+            tracing().defer(begin, optimizer._params(), changes=False)
+        params = [p for p in optimizer._params() if p.grad is not None]
+        if params:
+            news = _unscaled(self._state[:1], *(p.grad for p in params))
+            for param, new in zip(params, news, strict=True):
+                param.grad = new
+
+    def _begin_unscaling(self, optimizer):
         self._require_ready(optimizer)
         if optimizer in self._unscaled:
             raise RuntimeError("unscale() was called before for this optimizer, in this step")
-        params, grads = self._find(optimizer)
+        self._find(optimizer)
         self._unscaled.add(optimizer)
         _replay.on_failure(self._unscaled.clear)
-        if not params:
-            return
-        if runs_kernels(self._state):
-            news = scaled_copies(grads, self._state, inverse=True)
-        else:
-            xp = namespace(*grads)
-            factor = 1 / self.current
-            news = [xp.astype(widen(grad) * factor, grad.dtype) for grad in grads]
-        for param, new in zip(params, news, strict=True):
-            param.grad = new
 
     @deferred(lambda self, optimizer: optimizer._params())
     def step(self, optimizer: Optimizer) -> None:
@@ -229,9 +231,8 @@ class LossScaler:
             self._slots[optimizer] = min(free)
 
     def _find(self, optimizer):
-        """Look for gradients that are not finite; give the parameters that have one, and them."""
-        params = [p for p in optimizer._params() if p.grad is not None]
-        grads = [p.grad for p in params]
+        """Look for gradients that are not finite."""
+        grads = [p.grad for p in optimizer._params() if p.grad is not None]
         if runs_kernels(self._state):
             if not on_one_gpu([self._state, *grads]):
                 raise ValueError(
@@ -240,10 +241,19 @@ class LossScaler:
             find_not_finite(grads, self._state, self._slots[optimizer])
         elif not all(bool(namespace(g).all(namespace(g).isfinite(widen(g)))) for g in grads):
             self._state[FOUND + self._slots[optimizer]] = 1
-        return params, grads
 
     def __repr__(self):
         return (
             f"LossScaler(growth={self.growth}, backoff={self.backoff}, "
             f"growth_interval={self.growth_interval})"
         )
+
+
+@overridable
+def _unscaled(scale, *grads):
+    """Give gradients over ``scale``, of shape (1,): new arrays."""
+    if runs_kernels(scale):
+        return scaled_copies(grads, scale, inverse=True)
+    xp = namespace(*grads)
+    scale = xp.reshape(scale, ())
+    return [xp.astype(widen(grad) / scale, grad.dtype) for grad in grads]

@@ -256,14 +256,17 @@ class StepRecording(Recording):
             swapped.is_cleared |= not swapped.is_set and swapped.node.grad is swapped.grad_tracer
             swapped.is_set = True
 
-    def defer(self, function: Callable, params: Sequence[Tensor]) -> None:
-        """Call ``function``, which changes ``params``, when the program is over."""
+    def defer(self, function: Callable, params: Sequence[Tensor], changes: bool) -> None:
+        """Call ``function`` when the program is over, with the gradients that ``params`` have now.
+
+        Where it ``changes`` them, their values cannot be read in the step from here on.
+        """
         held = []
         for x in params:
             self.lift(x)
             held.append((x, x.grad))
         self.effects.append((function, held))
-        for x in params:
+        for x in params if changes else ():
             stale: Any = Tracer(x.data._cell)
             stale._cell = _Stale(x.data._cell)
             x.data = stale

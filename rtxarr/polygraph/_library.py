@@ -289,3 +289,10 @@ def _clipped(function, max_norm, *grads):
     # All gradients in three launches, with the bits of the step that is not traced.
     scaled = [(g.dtype, g.shape) for g in grads] if max_norm < float("inf") else []
     return _call(function, (max_norm, *grads), {}, [(wide.pop(), ()), *scaled])
+
+
+@_rule("optim._loss_scaler._unscaled")
+def _unscaled(function, scale, *grads):
+    if current().on_numpy:
+        return NotImplemented
+    return _call(function, (scale, *grads), {}, [(g.dtype, g.shape) for g in grads])

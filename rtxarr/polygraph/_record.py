@@ -162,7 +162,7 @@ class Recording:
         """Note that it sets it."""
         raise Concretization("it sets gradients: use rx.jit")
 
-    def defer(self, function: Callable, params: Sequence[Tensor]) -> None:
+    def defer(self, function: Callable, params: Sequence[Tensor], changes: bool) -> None:
         """Note that it calls ``function``, which changes ``params`` and state of its own."""
         raise Concretization("it changes parameters by an optimizer or an average: use rx.jit")
 

@@ -199,9 +199,9 @@ class Trace:
 
         return Draws(self)
 
-    def defer(self, function: Any, params: Any) -> None:
+    def defer(self, function: Any, params: Any, *, changes: bool = True) -> None:
         """Leave to ``function`` what it does to ``params``, after the traced function."""
-        state.tracing.defer(function, params)
+        state.tracing.defer(function, params, changes)
 
     def refuse(self, why: str, *, once: bool = False) -> NoReturn:
         """Raise the error that lets the function run as it is, if ``once`` this time alone."""

@@ -434,21 +434,25 @@ def test_training_and_evaluation_are_two_programs():
     assert not np.array_equal(evaluate(X).data, first.data)
 
 
-def scaled_step(dtype):
+def scaled_step(dtype, *, clipped=False, **settings):
     """Return a training step whose loss is scaled."""
     rx.random.seed(0)
     model = perceptron(dtype=dtype)
     optimizer = optim.SGD(model.parameters(), 0.1)
-    scaler = optim.LossScaler(initial_scale=1024.0)
+    scaler = optim.LossScaler(**{"initial_scale": 1024.0, **settings})
 
     def step(x, labels):
         optimizer.zero_grad()
         loss = rx.cross_entropy(model(x), labels)
         scaler.scale(loss).backward()
+        if clipped:
+            scaler.unscale(optimizer)
+            optim.clip_grad_norm(model.parameters(), 0.1)
         scaler.step(optimizer)
         scaler.update()
         return loss
 
+    step.scaler = scaler
     return step
 
 
@@ -459,6 +463,25 @@ def test_a_loss_scaler():
         want = step(x, LABELS).data
         assert_close(run(x, LABELS).data, want)
     assert (run.n_eager, run.reasons) == (1, {})  # the first, which begins
+
+
+@pytest.mark.parametrize("growth_interval", [1, 3])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_unscaled_gradients_are_clipped(device, growth_interval):
+    """Also in steps whose gradients overflow, as the scale grows until they do."""
+    settings = {"clipped": True, "growth": 64.0, "growth_interval": growth_interval}
+    with rx.device(device), np.errstate(over="ignore", invalid="ignore"):
+        step, other = (scaled_step(rx.float16, **settings) for _ in range(2))
+        run = rx.jit(other)
+        x, labels = (rx.to_device(a, device) for a in (X.astype("float16"), LABELS))
+        scales = []
+        for _ in range(12):
+            want = step(x, labels).data
+            assert_close(run(x, labels).data, want)
+            scales.append(float(step.scaler.current))
+            assert float(other.scaler.current) == scales[-1]
+    assert run.reasons == {}
+    assert max(scales) > min(scales[scales.index(max(scales)) :])  # it grew, and shrank
 
 
 @pytest.mark.gpu

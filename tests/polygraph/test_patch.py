@@ -545,7 +545,8 @@ def test_captured_step_takes_the_new_kernel_on_a_gpu():
     text = slot.program.backend.source(slot.loops)
     with pytest.raises(Refused, match="it gives"):
         patch(fused, "kernel0", text.replace("tanhf(", "sinhf("), calls=[(x,)], max_slowdown=None)
-    done = patch(fused, "kernel0", f"{text}\n// again\n", calls=[(x,)], canary=20, check_every=2)
+    options = {"max_slowdown": None, "canary": 20, "check_every": 2}
+    done = patch(fused, "kernel0", f"{text}\n// again\n", calls=[(x,)], **options)
     for _ in range(25):
         assert bool((fused(x) == want).all())
     assert done.state == "live"
