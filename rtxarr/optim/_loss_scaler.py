@@ -39,6 +39,9 @@ class LossScaler:
     backoff : float in (0, 1), default 0.5
         What it is multiplied by after a step with an infinite or NaN gradient.
     growth_interval : int > 0, default 2000
+    device : Device or str, optional
+        Where the losses will be. Without it the scale is made beside the first one, and a step that
+        is captured or fused must have run before.
 
     Notes
     -----
@@ -71,6 +74,7 @@ class LossScaler:
         growth: float = 2.0,
         backoff: float = 0.5,
         growth_interval: int = 2000,
+        device: Any = None,
     ):
         settings = {"initial_scale": initial_scale, "growth": growth, "backoff": backoff}
         for name in settings:
@@ -90,6 +94,13 @@ class LossScaler:
         self._slots: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._unscaled: set[Optimizer] = set()
         self._stepped: set[Optimizer] = set()
+        if device is not None:
+            self._begin(device)
+
+    def _begin(self, device):
+        state = np.zeros(FOUND + _SLOTS, np.float32)
+        state[:2] = self._initial
+        self._state = to_device(state, device)
 
     @property
     def current(self) -> Any:
@@ -119,12 +130,11 @@ class LossScaler:
                     "a LossScaler is used for the first time in a step that is being captured, "
                     "so its scale would begin anew in each replay; make a step with it before"
                 )
-            state = np.zeros(FOUND + _SLOTS, np.float32)
-            state[:2] = self._initial
             if is_device_array(array):
-                self._state = to_device(state, device_of(array))
+                self._begin(device_of(array))
             else:
-                self._state = namespace(array).asarray(state)
+                self._begin("cpu")
+                self._state = namespace(array).asarray(self._state)
         elif device_of(array) != device_of(self._state):
             raise ValueError(
                 f"loss must be on {device_of(self._state)}, where the scale is, got one on "

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import rtxarr as rx
-from rtxarr.optim import clip_grad_norm
+from rtxarr.optim import LossScaler, clip_grad_norm
 from rtxarr.recipes._config import Config
 
 
@@ -80,6 +80,11 @@ class Recipe:
             made = rx.jit(method, capture=self.capture) if self.fuse else rx.capture(method)
             graphs[method.__name__] = made
         return graphs[method.__name__]
+
+    @staticmethod
+    def loss_scaler(config: Any) -> LossScaler | None:
+        """Give what scales losses in the precision of ``config``, if anything does."""
+        return LossScaler(device=rx.device()) if config.precision == "float16" else None
 
     def minimize(self, loss: Any, *, max_norm: float | None = None) -> None:
         """Make one step of the optimizer, with gradients of at most ``max_norm`` together."""

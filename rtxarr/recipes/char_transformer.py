@@ -82,7 +82,7 @@ class Recipe(Base):
         self.optimizer = optim.AdamW(
             groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
-        self.scaler = optim.LossScaler() if config.precision == "float16" else None
+        self.scaler = self.loss_scaler(config)
         n_steps = config.epochs * config.steps
         self.schedule = optim.CosineSchedule(config.lr, n_steps, warmup=n_steps // 10)
 

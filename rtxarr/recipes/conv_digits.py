@@ -66,7 +66,7 @@ class Recipe(Base):
         self.optimizer = optim.AdamW(
             self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay
         )
-        self.scaler = optim.LossScaler() if config.precision == "float16" else None
+        self.scaler = self.loss_scaler(config)
         n_steps = config.epochs * len(self.loader)
         self.schedule = optim.CosineSchedule(config.lr, n_steps, warmup=len(self.loader) // 2)
 

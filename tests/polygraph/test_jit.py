@@ -465,6 +465,12 @@ def test_a_loss_scaler():
     assert (run.n_eager, run.reasons) == (1, {})  # the first, which begins
 
 
+def test_a_loss_scaler_that_is_there_from_the_start():
+    run = rx.jit(scaled_step(rx.float16, clipped=True, device="cpu"))
+    run(X.astype(np.float16), LABELS)
+    assert (run.n_eager, run.reasons) == (0, {})
+
+
 @pytest.mark.parametrize("growth_interval", [1, 3])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_unscaled_gradients_are_clipped(device, growth_interval):
