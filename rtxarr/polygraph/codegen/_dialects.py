@@ -80,6 +80,22 @@ FUNCTION f32 bfloat_value(u16 bits) { return F32_OF_BITS((u32)bits << 16); }
 FUNCTION f32 bfloat_rounded(f32 a) { return F32_OF_BITS(bfloat_pair(a, 0.0f)); }
 #endif
 """
+# Copies to shared memory that go on by themselves, in groups.
+_CUDA_COPIES = """
+#ifndef EMULATED
+#define COPIES_END() asm volatile("cp.async.commit_group;" ::: "memory")
+#define COPIES_WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
+template<int BYTES> FUNCTION void copy_bytes(void* to, const void* from) {
+  const u32 place = (u32)__cvta_generic_to_shared(to);
+  if (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                 :: "r"(place), "l"(from), "n"(BYTES == 8 ? 8 : 4) : "memory");
+  }
+}
+#endif
+"""
 
 _HIP = f"""
 #define FUNCTION static __device__ __forceinline__
@@ -177,8 +193,8 @@ class Dialect:
     ----------
     name : str
     head : str
-    halves : str
-        What kernels of float16 and bfloat16 need besides.
+    halves, copies : str
+        What kernels of float16 and bfloat16, and those that copy to shared memory, need besides.
     thread_x, thread_y, threads_x, threads_y, block_x, block_y : str
         A thread's place in its block, the block's size, the block's place in the grid.
     shared_memory : str
@@ -198,6 +214,7 @@ class Dialect:
     block_y: str = "blockIdx.y"
     shared_memory: str = "extern __shared__ __align__(16) unsigned char shared_memory[];"
     lacks: frozenset[str] = frozenset()
+    copies: str = ""
 
     def library(self, text: str) -> str:
         """Put the names of functions of the C library in for ``$name``."""
@@ -207,7 +224,7 @@ class Dialect:
 
 
 _LIBRARY = re.compile(r"\$(\w+)")
-CUDA = Dialect("cuda", _CUDA.lstrip(), _CUDA_HALVES.lstrip())
+CUDA = Dialect("cuda", _CUDA.lstrip(), _CUDA_HALVES.lstrip(), copies=_CUDA_COPIES.lstrip())
 HIP = Dialect("hip", _HIP.lstrip(), _HIP_HALVES.lstrip())
 METAL = Dialect(
     "metal", _METAL.lstrip(), _METAL_HALVES.lstrip(),

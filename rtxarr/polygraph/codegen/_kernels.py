@@ -4,7 +4,8 @@
   An array that is read across, such as a transposed one, goes through shared memory (``_tiles``).
 * rows (``_rows``): 1 to 1024 threads share a row, short rows share a block. What a later pass needs
   of an earlier one stays in registers or, of longer rows, in shared memory; each thread reads there
-  only what it wrote, so the only barriers are those of the reductions.
+  only what it wrote, so the only barriers are those of the reductions. Rows that leave no room for
+  others on a multiprocessor (``_ring``) follow one another through shared memory.
 * columns (``_columns``): a thread takes a packet of neighbouring columns, several share each.
 * segments (``_segments``): part of a warp has a row. Of many features (``_features``) a thread
   takes a packet; what they share is computed once, by lanes dealt out over edges.
@@ -21,6 +22,7 @@ from rtxarr.polygraph.codegen._dialects import Dialect
 from rtxarr.polygraph.codegen._features import Features
 from rtxarr.polygraph.codegen._maps import Map, several
 from rtxarr.polygraph.codegen._reciprocals import by_reciprocals
+from rtxarr.polygraph.codegen._ring import Ring
 from rtxarr.polygraph.codegen._rows import Rows
 from rtxarr.polygraph.codegen._segments import Segments
 from rtxarr.polygraph.codegen._text import Kernel
@@ -54,6 +56,10 @@ def generate(
         writer = Features
     if sides_of(loops) is not None:
         writer = Tiles
+    if writer is Rows:
+        ring = Ring(loops, dialect, strict, shared_limit)
+        if ring.fits():
+            return ring.run()
     return writer(loops, dialect, strict, shared_limit).run()
 
 

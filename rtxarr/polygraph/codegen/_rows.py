@@ -294,7 +294,7 @@ class Rows(Passes):
         entry = Entry(
             "rows", self.out, (-(-loops.rows // shape.rows), 1), (shape.threads, shape.rows),
             held + self.partial_bytes(), arguments, threads if self.in_registers else 1024,
-            _MIN_BLOCKS if self.in_registers and threads == 256 else 1,
+            _MIN_BLOCKS if self.in_registers and threads == 256 else 0,
         )  # fmt: skip
         return self.finish([entry])
 
@@ -394,8 +394,16 @@ class Rows(Passes):
     # ------------------------------------------------------------------------------- threads
 
     def passes_by_packing(self) -> None:
-        """Write all passes twice, for arrays that pack and for others: no loop has to ask."""
-        for test, self.packing in (("if (packed)", True), ("else", False)):
+        """Write all passes for whole tiles of arrays that pack, for parts, and for other arrays.
+
+        So no loop has to ask.
+        """
+        whole = f"cols == threads * {self.batch * self.lanes}"
+        for test, self.packing, self.whole in (
+            (f"if (packed && {whole})", True, True),
+            ("else if (packed)", True, False),
+            ("else", False, False),
+        ):
             with self.out.block(test):
                 self.out(f"const Index step = {'1' if self.packing else 'threads'};")
                 self.all_passes()

@@ -289,6 +289,20 @@ FUNCTION void kept_packet(PRIVATE T* to, SHARED const S* from) {
   for (int k = 0; k < N; ++k) to[k] = #value(packet.at[k]);
 }
 """,
+    # Copies that are to be waited for: of a packet, and of those of its elements that are there.
+    "ask_packet": """
+template<int N, class S> FUNCTION void ask_packet(SHARED S* to, GLOBAL const S* from) {
+  copy_bytes<N * sizeof(S)>(to, from);
+}
+""",
+    "ask_each": """
+template<int N, class S> FUNCTION void ask_each(SHARED S* to, GLOBAL const S* from, Index left) {
+  UNROLL
+  for (int k = 0; k < N; ++k) {
+    if (k < left) copy_bytes<sizeof(S)>(to + k, from + k);
+  }
+}
+""",
     # Division by a number that the host knows, of numerators below 2**31.
     "Divisor": """
 struct Divisor { u32 number, factor, shift; };

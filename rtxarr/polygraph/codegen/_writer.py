@@ -49,6 +49,7 @@ class Writer(ABC):
         self.batch = BATCH
         self.packed = True
         self.packing: bool | None = None  # whether what is written now is for arrays that pack
+        self.whole = False  # whether it is for tiles without elements past the end
         self.aligned: dict[str, int] = {}  # buffers that packets are read from or written to
 
     @abstractmethod
@@ -112,6 +113,10 @@ class Writer(ABC):
     def place(self) -> str:
         return f"const Index {self.counter} = first + k * step;"
 
+    def _left(self, left: str) -> str:
+        """Return how many elements there are from ``first`` on."""
+        return str(self.lanes) if self.whole else f"{left} - first"
+
     def load_packets(self, loads: Sequence[Statement], left: str) -> None:
         """Fill ``name_at[j]`` for each load; ``first`` and ``step`` are in scope."""
         out, texts, lanes = self.out, self.texts, self.lanes
@@ -119,7 +124,9 @@ class Writer(ABC):
             buffer, place, _ = s.args
             target = f"{s.name}_at[j]"
             step = self.packet_step(place)
-            each = f"{self.counter} < {left} ? {texts.value_of(s)} : {ops.zero(s.dtype)}"
+            each = texts.value_of(s)
+            if not self.whole:
+                each = f"{self.counter} < {left} ? {each} : {ops.zero(s.dtype)}"
             if step is not None:
                 self._note_packet(s)
             if step is not None and self.packing is not False:
@@ -128,7 +135,7 @@ class Writer(ABC):
                     if step == 1:
                         out(
                             f"#load_packet<{lanes}>({target}, {buffer} + ({texts.expr(place)}), "
-                            f"{left} - first);"
+                            f"{self._left(left)});"
                         )
                     else:
                         out(f"const {ops.value(s.dtype)} same = {each};")
@@ -152,15 +159,16 @@ class Writer(ABC):
                     out(f"const Index {self.counter} = first;")
                     out(
                         f"#store_packet<{self.lanes}>({buffer} + ({texts.expr(place)}), "
-                        f"{buffer}_at[j], {left} - first);"
+                        f"{buffer}_at[j], {self._left(left)});"
                     )
             if self.packing:
                 continue
             with out.block("else" if self.packing is None else ""), out.unrolled("k", self.lanes):
                 out(self.place())
+                test = "" if self.whole else f"if ({self.counter} < {left}) "
                 out(
-                    f"if ({self.counter} < {left}) "
-                    f"{buffer}[{texts.expr(place)}] = #Store<{element}>::of({buffer}_at[j][k]);"
+                    f"{test}{buffer}[{texts.expr(place)}] = "
+                    f"#Store<{element}>::of({buffer}_at[j][k]);"
                 )
 
     def elements(
@@ -170,7 +178,10 @@ class Writer(ABC):
         out, texts = self.out, self.texts
         inline = any(s.op == "load" and s.name not in given for s in body)
         with out.unrolled("k", self.lanes):
-            if inline:  # elements past the end read the last one
+            if self.whole:
+                out(self.place())
+                out("const bool valid = true;")
+            elif inline:  # elements past the end read the last one
                 out("const Index place = first + k * step;")
                 out(f"const bool valid = place < {left};")
                 out(f"const Index {self.counter} = valid ? place : {left} - 1;")
@@ -245,7 +256,7 @@ class Writer(ABC):
         if self.dialect.name == "metal":
             return _metal_kernel(name, lines, arguments, e.max_threads)
         parameters = [f"{a.type} {a.name}" for a in arguments]
-        blocks = f", {e.min_blocks}" if e.min_blocks > 1 and self.dialect.name == "cuda" else ""
+        blocks = f", {e.min_blocks}" if e.min_blocks and self.dialect.name == "cuda" else ""
         bounds = f"__launch_bounds__({e.max_threads}{blocks}) "
         opening = f'extern "C" __global__ void {bounds}{name}('
         return "\n".join(
@@ -284,10 +295,13 @@ class Writer(ABC):
             bodies[self.dialect.library(body.replace("NAME", name))] = None
             launches.append(Launch(name, e.grid, e.block, e.shared, tuple(given)))
         places = {b.name: i for i, b in enumerate(self.loops.buffers)}
-        index = f"typedef {'i64' if self.wide else 'i32'} Index;"
+        head = f"{self.dialect.head}typedef {'i64' if self.wide else 'i32'} Index;\n"
+        head += self.texts.halves()
+        if any("COPIES_END" in body for body in bodies):
+            head += self.dialect.copies
         return Kernel(
             dialect=self.dialect,
-            head=f"{self.dialect.head}{index}\n{self.texts.halves()}".rstrip("\n"),
+            head=head.rstrip("\n"),
             wide=self.wide,
             snippets=self.texts.snippets_for("".join(bodies)),
             bodies=tuple(map(plain, bodies)),
@@ -303,7 +317,7 @@ class Entry:
     """An entry point being written.
 
     Registers are bounded such that a block may have ``max_threads``, and a multiprocessor has
-    ``min_blocks`` at once.
+    ``min_blocks`` at once; 0 leaves that to the compiler.
     """
 
     kind: str
@@ -313,7 +327,7 @@ class Entry:
     shared: int
     arguments: list[Argument]
     max_threads: int
-    min_blocks: int = 1
+    min_blocks: int = 0
 
 
 def _metal_kernel(name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:

@@ -23,11 +23,18 @@ namespace {
 enum State { RUNNING, AT_BARRIER, AT_EXCHANGE, ENDED };
 const int STACK = 64 << 10;
 
+struct Copy {
+  void *to;
+  const void *from;
+  int bytes;
+};
+
 struct Fibre {
   ucontext_t context;
   char *stack;
   Place place;
   State state;
+  std::vector<std::vector<Copy>> copies;  // groups; the last one is open
 };
 
 std::vector<Fibre *> fibres;
@@ -68,6 +75,7 @@ void prepare(int i) {
   Fibre *f = fibres[i];
   f->place = Place{i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y)};
   f->state = RUNNING;
+  f->copies.assign(1, {});
   getcontext(&f->context);
   f->context.uc_stack.ss_sp = f->stack;
   f->context.uc_stack.ss_size = STACK;
@@ -163,6 +171,22 @@ void gpu_exchange(void *to, const void *from, int bytes, int lane) {
   wait_as(AT_EXCHANGE);
   memcpy(to, slots[(self & ~31) | (lane & 31)], bytes);
   wait_as(AT_EXCHANGE);
+}
+
+void gpu_ask(void *to, const void *from, int bytes) {
+  char touched[16];
+  memcpy(touched, from, bytes);  // a fault shows where it is asked for
+  fibres[current]->copies.back().push_back(Copy{to, from, bytes});
+}
+
+void gpu_end_copies() { fibres[current]->copies.emplace_back(); }
+
+void gpu_wait_copies(int n) {
+  auto &groups = fibres[current]->copies;
+  while ((int)groups.size() - 1 > n) {
+    for (const Copy &c : groups.front()) memcpy(c.to, c.from, c.bytes);
+    groups.erase(groups.begin());
+  }
 }
 
 // Memory whose end (or start) lies at a page that may not be touched.

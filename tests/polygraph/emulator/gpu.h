@@ -20,6 +20,10 @@ void gpu_barrier();
 // Give `bytes` of `from` to the warp and take those that lane `lane` of it gave.
 void gpu_exchange(void *to, const void *from, int bytes, int lane);
 int gpu_lane();
+// Copies that a thread asks for are made when it waits for their group, and not before.
+void gpu_ask(void *to, const void *from, int bytes);
+void gpu_end_copies();
+void gpu_wait_copies(int n);
 }
 
 static inline void __syncthreads() { gpu_barrier(); }
@@ -50,6 +54,12 @@ static inline int __float_as_int(float a) { return gpu_bits<int>(a); }
 static inline float __int_as_float(int a) { return gpu_bits<float>(a); }
 static inline long long __double_as_longlong(double a) { return gpu_bits<long long>(a); }
 static inline double __longlong_as_double(long long a) { return gpu_bits<double>(a); }
+
+#define COPIES_END() gpu_end_copies()
+#define COPIES_WAIT(n) gpu_wait_copies(n)
+template<int BYTES> static inline void copy_bytes(void *to, const void *from) {
+  gpu_ask(to, from, BYTES);
+}
 
 // IEEE half by its bits; `odd` says that something was cut off before.
 static inline unsigned short gpu_half(double a) {
