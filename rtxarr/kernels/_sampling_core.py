@@ -26,8 +26,8 @@ _MASK = LOW_HALF = _U(0xFFFFFFFF)
 _LAST = _U(0xFFFFFFFFFFFFFFFF)
 SPREAD, MIX = _U(0x9E3779B1), _U(0x85EBCA77)
 
-# Candidates that a walk looks at before all are weighed.
-TRIES = 16
+# Candidates that a walk looks at before all are weighed, which at a hub costs as much as thousands.
+TRIES = 128
 
 
 def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespace:
@@ -206,6 +206,17 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
         return near if place < high and indices[place] == candidate else far
 
     @jit
+    def accepts(u, candidate, before, indices, low, high, back, near, far):
+        """Tell whether ``u`` is below ``chance``; most values of it need no search."""
+        if candidate == before:
+            return u < back
+        if u < min(near, far):
+            return True
+        return u < max(near, far) and u < chance(
+            candidate, before, indices, low, high, back, near, far
+        )
+
+    @jit
     def weigh(here, before, indptr, indices, back, near, far, target):
         """Return the first edge at which the summed weights pass ``target``, and their sum."""
         total = _U(0)
@@ -246,8 +257,8 @@ def build(jit: Callable, core: SimpleNamespace, div: Callable) -> SimpleNamespac
                     if not found:
                         candidate = np.int64(indices[edge])
                         ends = indptr[before], indptr[before + 1]
-                        weight = chance(candidate, before, indices, *ends, back, near, far)
-                        found = (high >> _S32) < weight
+                        u = high >> _S32
+                        found = accepts(u, candidate, before, indices, *ends, back, near, far)
                 else:
                     total = weigh(here, before, indptr, indices, back, near, far, _LAST)[1]
                     target = bounded(low, stream, key, total)

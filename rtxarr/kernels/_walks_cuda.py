@@ -16,6 +16,7 @@ from rtxarr.kernels._sampling_cuda import _sampling
 _U = np.uint64
 _S32 = _U(32)
 _words, _chance, _lower_bound = _sampling.words, _sampling.chance, _sampling.lower_bound
+_accepts = _sampling.accepts
 _bounded = _core.bounded
 
 
@@ -24,7 +25,8 @@ def walks_of_blocks(lanes: int, n_walks: int):
     """Return the kernel that writes walks as ``walk`` of ``_sampling_core`` does.
 
     Blocks of ``lanes * n_walks`` threads, the walks side by side. Each thread of a walk looks at
-    another candidate; where all are refused the block weighs the edges.
+    another candidate; where all are refused the block weighs the edges. ``lanes`` divides
+    ``TRIES``.
     """
     threads = lanes * n_walks
     add_up = running(threads)
@@ -64,7 +66,7 @@ def walks_of_blocks(lanes: int, n_walks: int):
     @bounded(threads)
     def kernel(out, starts, per_start, indptr, indices, back, near, far, stream, key):
         least = cuda.shared.array(n_walks, np.int32)  # the first candidate that is accepted
-        chosen = cuda.shared.array((n_walks, TRIES), np.int64)  # the edges to those that are
+        chosen = cuda.shared.array((n_walks, lanes), np.int64)  # the edges to those that are
         places = cuda.shared.array((n_walks, 4), np.int64)  # of walks, should they accept none
         sums = cuda.shared.array(threads, np.int64)
         lane = np.int64(cuda.threadIdx.x % lanes)
@@ -92,33 +94,33 @@ def walks_of_blocks(lanes: int, n_walks: int):
                 least[group] = TRIES if live else 0
                 places[group, 0], places[group, 1] = here, before
                 places[group, 2], places[group, 3] = start, draw + TRIES
-            cuda.syncthreads()  # the places are known, and no candidate is accepted yet
-            if live:
-                for attempt in range(lane, TRIES, lanes):
-                    if attempt > least[group]:
-                        break
+            attempt, pending = lane, live
+            # Also until the places are known, and no candidate is accepted yet.
+            while cuda.syncthreads_or(np.int32(pending and attempt < TRIES)):
+                if pending:
                     low, high = _words(start, draw + attempt, stream, key)
                     edge = first + np.int64(_bounded(low, stream, key, _U(degree)))
                     accepted = before < 0
                     if not accepted:
-                        candidate = np.int64(indices[edge])
-                        weight = _chance(candidate, before, indices, *ends, back, near, far)
-                        accepted = (high >> _S32) < weight
+                        candidate, u = np.int64(indices[edge]), high >> _S32
+                        accepted = _accepts(u, candidate, before, indices, *ends, back, near, far)
                     if accepted:
-                        chosen[group, attempt] = edge
+                        chosen[group, lane] = edge
                         cuda.atomic.min(least, group, attempt)
-                        break
-            cuda.syncthreads()  # all candidates are looked at
+                attempt += lanes
+                cuda.syncthreads()  # these candidates are looked at
+                pending = live and least[group] == TRIES
             accepted_first = np.int64(least[group])
             if live and accepted_first < TRIES:
-                edge = chosen[group, accepted_first]
-            for other in range(n_walks):
-                if least[other] == TRIES:  # the same for all of the block
-                    word, _ = _words(places[other, 2], places[other, 3], stream, key)
-                    weighed = weigh(sums, places[other, 0], places[other, 1], word, indptr,
-                                    indices, back, near, far, stream, key)  # fmt: skip
-                    if group == other:
-                        edge = weighed
+                edge = chosen[group, accepted_first % lanes]
+            if attempt >= TRIES:  # the same for all of the block
+                for other in range(n_walks):
+                    if least[other] == TRIES:
+                        word, _ = _words(places[other, 2], places[other, 3], stream, key)
+                        weighed = weigh(sums, places[other, 0], places[other, 1], word, indptr,
+                                        indices, back, near, far, stream, key)  # fmt: skip
+                        if group == other:
+                            edge = weighed
             draw += accepted_first + 1
             if live:
                 before, here = here, np.int64(indices[edge])

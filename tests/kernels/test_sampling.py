@@ -178,8 +178,21 @@ def test_walks_are_those_of_the_host(place, both, weights):
     indptr, indices, _, nodes = rows(place, seed=2)
     for begin, end in zip(indptr[:-1], indptr[1:], strict=True):
         indices[begin:end].sort()
+    nodes = nodes[:3] if place == "cpu" else nodes
     weights = tuple(np.uint64(w) for w in weights)
-    both(sampling.walks, nodes, 2, 6, indptr, indices, weights=weights, **PLACE)
+    both(sampling.walks, nodes, 3, 6, indptr, indices, weights=weights, **PLACE)
+
+
+@pytest.mark.parametrize("weights", [(5, 9, 2), (5, 2, 9), (1, 1, 2**32), (2**32, 1, 1)])
+def test_candidates_are_accepted_in_proportion_to_their_weights(weights):
+    from rtxarr.kernels._sampling_njit import _sampling
+
+    back, near, far = (np.uint64(w) for w in weights)
+    indices, before = np.array([7, 8, 1, 4, 4, 6, 0]), 6  # those of the node before: 1, 4, 4, 6
+    for candidate, weight in ((6, back), (1, near), (4, near), (0, far), (5, far), (8, far)):
+        for u in {0, *(min(w + i, 2**32) - 1 for w in weights for i in (0, 1))}:
+            arguments = np.uint64(u), candidate, before, indices, 2, 6, back, near, far
+            assert _sampling.accepts(*arguments) == (u < weight)
 
 
 def test_negatives_are_those_of_the_host(place, both):
