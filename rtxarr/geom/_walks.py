@@ -97,7 +97,9 @@ def neighbors(graph: Graph) -> tuple[Any, Any]:
     def sort():
         xp = _device.namespace(graph.indptr)
         keys = xp.sort(graph.wide_indices * graph.n_dst + graph._rows)
-        return graph.T.indptr, keys % max(graph.n_dst, 1)
+        turned = graph.T
+        ends = xp.astype(keys % max(graph.n_dst, 1), turned.indices.dtype, copy=False)
+        return turned.indptr, ends
 
     return graph.once("neighbors", sort)
 
