@@ -42,6 +42,7 @@ __all__ = [
     "mapped",
     "memory_stats",
     "namespace",
+    "nothing",
     "runs_here",
     "runs_kernels",
     "special",
@@ -181,6 +182,20 @@ _HOST = np.ndarray, np.generic
 def empty(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     """Make an array of the library of ``like`` on the current device, at half the cost of xp's."""
     return np.empty(shape, dtype) if isinstance(like, _HOST) else type(like)(shape, dtype)
+
+
+def nothing(like: Any, dtype: Any) -> Any:
+    """Return an array without elements where ``like`` is: the same one each time."""
+    place = None if isinstance(like, _HOST) else like.data.device_id
+    return _without_elements(type(like), place, dtype)
+
+
+@functools.cache
+def _without_elements(kind: type, device_id: int | None, dtype: Any) -> Any:
+    if device_id is None:
+        return np.empty(0, dtype)
+    with _cupy().cuda.Device(device_id):
+        return kind(0, dtype)
 
 
 def full_scalar(like: Any, value: Any, dtype: Any) -> Any:

@@ -6,10 +6,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rtxarr._device import constant, launch, namespace, runs_kernels
+from rtxarr._device import (
+    constant,
+    empty,
+    launch,
+    launch_planned,
+    nothing,
+    runs_kernels,
+)
 from rtxarr.dtypes import accumulator, is_half
+from rtxarr.kernels._dense import packed
 from rtxarr.kernels.dropout import threshold
-from rtxarr.kernels.segment import can_be_wide, column_sums, row_by_row
+from rtxarr.kernels.segment import can_be_wide, column_sums
 
 __all__ = ["Edges", "Scores", "attend", "attend_gradient", "fits"]
 
@@ -102,35 +110,39 @@ def attend(
     -----
     Edges are taken in order, those of long rows piece by piece: equal inputs give equal bits.
     """
-    from rtxarr.kernels._edge_attention_cuda import forward, join
-
-    xp = namespace(values)
     dtype, scalar = values.dtype, accumulator(values.dtype)
     n_dst, (n_heads, n_features) = edges.indptr.shape[0] - 1, values.shape[1:]
-    out = xp.empty((n_dst, n_heads, n_features), dtype=dtype)
-    lse = xp.empty((n_dst, n_heads), dtype=scalar)
+    out = empty(values, (n_dst, n_heads, n_features), dtype)
+    lse = empty(values, (n_dst, n_heads), scalar)
     given = _Given(scores, values, edges, place, rate)
-    flat, logs = out.reshape(-1), lse.reshape(-1)
-    plan = given.plan(flat)
-    sums, tops = pieces(xp, scalar, edges, n_heads * n_features, 2 * n_heads)
+    sums, tops = pieces(values, scalar, edges, n_heads * n_features, 2 * n_heads)
     first, *further = edges.levels
-    launch(
-        forward(dtype, plan, given.variant),
-        plan.grid(first.rows.shape[0]),
-        (*first, edges.indices, given.ids, *given.arrays, flat, logs, sums, tops, *given.drop),
-        block=plan.block,
+    launch_planned(
+        _forward,
+        (given.variant, n_heads, n_features),
+        (*first, edges.indices, given.ids, *given.arrays, out, lse, sums, tops, *given.drop),
     )
     for level in further:
+        from rtxarr.kernels._edge_attention_cuda import join
+
         sizes = (level.n_pieces * n_heads * n_features, level.n_pieces * 2 * n_heads)
-        following = tuple(xp.empty(n, dtype=scalar) for n in sizes)
+        following = tuple([empty(values, (n,), scalar) for n in sizes])
         launch(
             join(dtype, False),
             (level.rows.shape[0], n_heads),
-            (*level, sums, tops, flat, logs, *following, n_heads, n_features),
+            (*level, sums, tops, _flat(out), _flat(lse), *following, n_heads, n_features),
             block=min(_JOIN_THREADS, n_features),
         )
         sums, tops = following
     return out, lse
+
+
+def _forward(options, args):
+    """Choose the kernel, the blocks and the block."""
+    from rtxarr.kernels._edge_attention_cuda import forward
+
+    plan = _plan(options, *args[6:11], args[12])
+    return forward(args[8].dtype, plan, options[0]), plan.grid(args[2].shape[0]), plan.block
 
 
 def attend_gradient(
@@ -166,65 +178,94 @@ def attend_gradient(
         With the shapes of what they belong to, and their dtypes but for ``of_vector`` and
         the ``of_edge`` of numbers, which have that of ``lse``.
     """
-    from rtxarr.kernels._edge_attention_back_cuda import by_destinations, by_sources
-
-    xp = namespace(values)
     dtype, scalar, (n_heads, n_features) = values.dtype, lse.dtype, values.shape[1:]
     width, kind = n_heads * n_features, scores.kind
     given = _Given(scores, values, edges, place, rate)
-    grad, out, logs = (row_by_row(x) for x in (grad, out, lse))
-    of_values = xp.empty(values.shape, dtype=dtype)
-    of_src, of_dst = (None if x is None else xp.empty(x.shape, dtype=x.dtype) for x in scores[1:3])
+    grad, out, lse = packed(grad), packed(out), packed(lse)
+    of_values = empty(values, values.shape, dtype)
+    of_src, of_dst = (None if x is None else empty(x, x.shape, x.dtype) for x in scores[1:3])
     of_edge = None
     if scores.edge is not None:
-        of_edge = xp.empty(scores.edge.shape, dtype=dtype if given.variant.rows else scalar)
-    found = xp.empty(given.variant.n_found * logs.shape[0], dtype=scalar)
-    plan = given.plan(grad, out, *(() if projections is None else map(row_by_row, projections)))
+        dtype_of_edge = dtype if given.variant.rows else scalar
+        of_edge = empty(values, scores.edge.shape, dtype_of_edge)
+    found = empty(values, (given.variant.n_found * lse.size,), scalar)
     numbers = n_heads if kind == "additive" else width  # of a node's part in a score
+    options = given.variant, n_heads, n_features
 
-    first = edges.levels[0]
-    grid = plan.grid(first.rows.shape[0])
-    parts = xp.empty(0, dtype=scalar)
+    first, parts = edges.levels[0], lse
     if kind == "mlp":
-        grid = min(grid[0], max(1, _PARTS // plan.items)), grid[1]
-        parts = xp.empty((grid[0] * plan.items, width), dtype=scalar)
-    (sums,) = pieces(xp, scalar, edges, numbers)
-    launch(
-        by_destinations(dtype, plan, given.variant),
-        grid,
+        plan = _plan(options, *given.arrays[:5], grad, out)
+        n_parts = _grid(plan, kind, first.rows.shape[0])[0] * plan.items
+        parts = empty(values, (n_parts, width), scalar)
+    (sums,) = pieces(values, scalar, edges, numbers)
+    launch_planned(
+        _by_destinations,
+        options,
         (
-            *first, edges.indptr, edges.indices, given.ids, *given.arrays, grad, out, logs, found,
-            _or(_flat(of_dst), given.arrays[1]), _or(_flat(of_edge), logs), sums, _flat(parts),
-            *given.drop,
+            *first, edges.indptr, edges.indices, given.ids, *given.arrays, grad, out, lse, found,
+            _or(of_dst, given.arrays[1]), _or(of_edge, lse), sums, parts, *given.drop,
         ),
-        block=plan.block,
     )  # fmt: skip
     if of_dst is not None:
-        join_sums(xp, edges, sums, of_dst)
+        join_sums(edges, sums, of_dst)
     of_vector = None
     if kind == "mlp":
-        of_vector = xp.reshape(column_sums(parts), (n_heads, n_features))
+        of_vector = column_sums(parts).reshape(n_heads, n_features)
 
     given = given.over(turned)
-    vectors = given.arrays[3:4] * 2 if projections is None else map(row_by_row, projections)
+    vectors = given.arrays[3:4] * 2 if projections is None else map(packed, projections)
     vector, vector_dst = vectors
     arrays = (*given.arrays[:3], vector, *given.arrays[4:])
-    first = turned.levels[0]
-    sums, sums_src = pieces(xp, scalar, turned, width, numbers)
-    launch(
-        by_sources(dtype, plan, given.variant, projections is not None),
-        plan.grid(first.rows.shape[0]),
+    sums, sums_src = pieces(values, scalar, turned, width, numbers)
+    launch_planned(
+        _by_sources,
+        (given.variant, n_heads, n_features, projections is not None),
         (
-            *first, turned.indptr, turned.indices, given.ids, *arrays, grad, found,
-            _or(_flat(of_dst), given.arrays[1]), vector_dst, _flat(of_values),
-            _or(_flat(of_src), given.arrays[0]), sums, sums_src, *given.drop,
+            *turned.levels[0], turned.indptr, turned.indices, given.ids, *arrays, grad, found,
+            _or(of_dst, given.arrays[1]), vector_dst, of_values,
+            _or(of_src, given.arrays[0]), sums, sums_src, *given.drop,
         ),
-        block=plan.block,
     )  # fmt: skip
-    join_sums(xp, turned, sums, of_values)
+    join_sums(turned, sums, of_values)
     if of_src is not None:
-        join_sums(xp, turned, sums_src, of_src)
+        join_sums(turned, sums_src, of_src)
     return of_values, of_src, of_dst, of_vector, of_edge
+
+
+def _by_destinations(options, args):
+    from rtxarr.kernels._edge_attention_back_cuda import by_destinations
+
+    variant, values = options[0], args[9]
+    plan = _plan(options, *args[7:12], *args[13:15])
+    kernel = by_destinations(values.dtype, plan, variant)
+    return kernel, _grid(plan, variant.kind, args[2].shape[0]), plan.block
+
+
+def _by_sources(options, args):
+    from rtxarr.kernels._edge_attention_back_cuda import by_sources
+
+    *options, projected = options
+    plan = _plan(options, *args[7:12], args[13], args[16])
+    kernel = by_sources(args[9].dtype, plan, options[0], projected)
+    return kernel, plan.grid(args[2].shape[0]), plan.block
+
+
+def _plan(options, src, dst, values, vector, edge, *rows):
+    """Deal the heads out, for these arrays of rows too."""
+    from rtxarr.kernels._heads import plan_heads
+
+    variant, n_heads, n_features = options
+    given = (values, vector) if variant.kind == "additive" else (src, dst, values, vector, edge)
+    wide = all(can_be_wide(x, n_features) for x in (*given, *rows))
+    return plan_heads(values.dtype, n_heads, n_features, wide=wide)
+
+
+def _grid(plan, kind, n_items):
+    """Give the blocks of the pass by destinations: few where each leaves a part of a sum."""
+    n_blocks, n_groups = plan.grid(n_items)
+    if kind == "mlp":
+        n_blocks = min(n_blocks, max(1, _PARTS // plan.items))
+    return n_blocks, n_groups
 
 
 class _Given:
@@ -234,10 +275,10 @@ class _Given:
         from rtxarr.kernels._edge_attention_cuda import Variant
 
         self.source = scores, values, edges, place, rate
-        xp, scalar = namespace(values), accumulator(values.dtype).type
+        scalar = accumulator(values.dtype)
         kind, *given, factor = scores
-        src, dst, vector, edge = (None if x is None else row_by_row(x) for x in given)
-        flat = row_by_row(values)
+        src, dst, vector, edge = [None if x is None else packed(x) for x in given]
+        rows = packed(values)
         drops = place is not None
         numbered = edges.ids is not None and (drops or edge is not None)
         nodes = src is not None or dst is not None
@@ -245,37 +286,29 @@ class _Given:
         self.variant = Variant(kind, nodes, edge is not None, numbered, drops, far)
         self.ids = edges.ids if numbered else edges.indptr
         # What is left out is not read; any array of its type will do.
-        alike = xp.empty(0, dtype=scalar) if kind == "additive" else flat
+        alike = rows
+        if kind == "additive" and (src is None or dst is None):
+            alike = nothing(values, scalar)
+        number = scalar.type
         self.arrays = (
-            _or(src, alike), _or(dst, alike), flat, _or(vector, flat), _or(edge, flat),
-            scalar(factor),
+            _or(src, alike), _or(dst, alike), rows, _or(vector, rows), _or(edge, rows),
+            number(factor),
         )  # fmt: skip
-        self.rows = [flat, vector] if kind == "additive" else [flat, src, dst, vector, edge]
         # Three numbers and an array of three, of which one are zeros.
-        words, nothing = (np.uint64(0),) * 3, xp.empty(0, dtype=xp.uint64)
+        words = _ZEROS
         if isinstance(place, tuple):
             words, place = place, constant(values, np.zeros, 3, dtype=np.uint64)
-        self.drop = (
-            nothing if place is None else place,
-            *words,
-            threshold(rate),
-            scalar(1 / (1 - rate)),
-        )
+        elif place is None:
+            place = nothing(values, np.uint64)
+        self.drop = (place, *words, threshold(rate), number(1 / (1 - rate)))
 
     def over(self, edges):
         """Give the same with the edges in another order."""
         scores, values, _, place, rate = self.source
         return _Given(scores, values, edges, place, rate)
 
-    def plan(self, *rows):
-        """Deal the heads out, for these arrays of rows too."""
-        from rtxarr.kernels._heads import plan_heads
 
-        values = self.source[1]
-        n_heads, n_features = values.shape[1:]
-        rows = [x for x in (*self.rows, *rows) if x is not None]
-        wide = all(can_be_wide(x, n_features) for x in rows)
-        return plan_heads(values.dtype, n_heads, n_features, wide=wide)
+_ZEROS = (np.uint64(0),) * 3
 
 
 def _or(x, other):
@@ -283,22 +316,27 @@ def _or(x, other):
 
 
 def _flat(x):
-    return None if x is None else x.reshape(-1)
+    return x.reshape(-1)
 
 
-def pieces(xp: Any, scalar: Any, edges: Edges, *widths: int) -> tuple[Any, ...]:
+def pieces(like: Any, scalar: Any, edges: Edges, *widths: int) -> tuple[Any, ...]:
     """Make arrays for what is left of the pieces of long rows, ``widths`` numbers of each."""
-    return tuple(xp.empty(edges.levels[0].n_pieces * n, dtype=scalar) for n in widths)
+    n_pieces = edges.levels[0].n_pieces
+    if not n_pieces:
+        return (nothing(like, scalar),) * len(widths)
+    return tuple([empty(like, (n_pieces * n,), scalar) for n in widths])
 
 
-def join_sums(xp: Any, edges: Edges, sums: Any, out: Any) -> None:
+def join_sums(edges: Edges, sums: Any, out: Any) -> None:
     """Add the pieces of long rows up into their rows of ``out``."""
+    if len(edges.levels) == 1:
+        return
     from rtxarr.kernels._edge_attention_cuda import join_sums as kernel
 
     width = out.size // max(1, out.shape[0])
     threads = min(_JOIN_THREADS, width)
     for level in edges.levels[1:]:
-        following = xp.empty(level.n_pieces * width, dtype=sums.dtype)
+        following = empty(out, (level.n_pieces * width,), sums.dtype)
         launch(
             kernel(out.dtype),
             (level.rows.shape[0], -(-width // threads)),
@@ -308,19 +346,18 @@ def join_sums(xp: Any, edges: Edges, sums: Any, out: Any) -> None:
         sums = following
 
 
-def join_tops(xp: Any, dtype: Any, edges: Edges, tops: Any, n_heads: int) -> Any:
+def join_tops(dtype: Any, edges: Edges, tops: Any, n_heads: int) -> Any:
     """Join the largest score of each piece and its sum of exponentials; give those of rows."""
     from rtxarr.kernels._edge_attention_cuda import join
 
-    found = xp.empty((edges.indptr.shape[0] - 1) * n_heads * 2, dtype=tops.dtype)
-    nothing = xp.empty(0, dtype=tops.dtype)
-    out = xp.empty(0, dtype=dtype)
+    found = empty(tops, ((edges.indptr.shape[0] - 1) * n_heads * 2,), tops.dtype)
+    unread, out = nothing(tops, tops.dtype), nothing(tops, dtype)
     for level in edges.levels[1:]:
-        following = xp.empty(level.n_pieces * 2 * n_heads, dtype=tops.dtype)
+        following = empty(tops, (level.n_pieces * 2 * n_heads,), tops.dtype)
         launch(
             join(dtype, True),
             (level.rows.shape[0], n_heads),
-            (*level, nothing, tops, out, found, nothing, following, n_heads, 0),
+            (*level, unread, tops, out, found, unread, following, n_heads, 0),
             block=1,
         )
         tops = following

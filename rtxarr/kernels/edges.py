@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._device import _SIMULATING, launch, launch_planned, namespace, runs_kernels
+from rtxarr._device import _SIMULATING, launch, launch_planned, runs_kernels
 from rtxarr.dtypes import accumulator, is_half
 from rtxarr.kernels._dense import packed
 from rtxarr.kernels.edge_attention import Edges, fits, join_sums, join_tops, pieces
@@ -68,9 +68,7 @@ def gated_dot(
 def _dots(src, dst, key_src, key_dst, edges, slope):
     from rtxarr.kernels._edges_cuda import dots
 
-    xp = namespace(dst)
-    n_heads = dst.shape[1]
-    out = xp.empty((edges.indices.shape[0], n_heads), dtype=dst.dtype)
+    out = _device.empty(dst, (edges.indices.shape[0], dst.shape[1]), dst.dtype)
     gated, both = key_dst is not None, src is not None
     plan, (src, dst, key_src, key_dst) = _plan(dst, src, dst, key_src, key_dst)
     first = edges.levels[0]
@@ -102,21 +100,21 @@ def gated_sum(values: Any, key_src: Any, key_dst: Any, edges: Edges, *, slope: f
     """
     from rtxarr.kernels._edges_cuda import gated_sums
 
-    xp = namespace(values)
-    out = xp.empty(key_dst.shape, dtype=key_dst.dtype)
+    out = _device.empty(key_dst, key_dst.shape, key_dst.dtype)
+    flat = out.reshape(-1)
     plan, (key_src, key_dst) = _plan(key_dst, key_src, key_dst)
     first = edges.levels[0]
-    (sums,) = pieces(xp, _scalar(key_dst), edges, plan.n_heads * plan.n_features)
+    (sums,) = pieces(out, _scalar(key_dst), edges, plan.n_heads * plan.n_features)
     launch(
         gated_sums(key_dst.dtype, plan, edges.ids is not None),
         plan.grid(first.rows.shape[0]),
         (
             *first, edges.indices, _ids(edges), row_by_row(values), key_src, key_dst,
-            out.reshape(-1), sums, _scalar(key_dst)(slope),
+            flat, sums, _scalar(key_dst)(slope),
         ),
         block=plan.block,
     )  # fmt: skip
-    join_sums(xp, edges, sums, out)
+    join_sums(edges, sums, out)
     return out
 
 
@@ -135,16 +133,16 @@ def edge_softmax(logits: Any, edges: Edges) -> Any:
     """
     from rtxarr.kernels._edges_cuda import softmax
 
-    xp = namespace(logits)
-    out = xp.empty(logits.shape, dtype=logits.dtype)
+    out = _device.empty(logits, logits.shape, logits.dtype)
+    flat = out.reshape(-1)
     plan = _edge_plan(logits.shape[1])
     whole, rest = softmax(logits.dtype, plan, edges.ids is not None)
     first = edges.levels[0]
-    (tops,) = pieces(xp, _scalar(logits), edges, 2 * plan.n_heads)
-    arguments = (*first, _ids(edges), row_by_row(logits), out.reshape(-1))
+    (tops,) = pieces(out, _scalar(logits), edges, 2 * plan.n_heads)
+    arguments = (*first, _ids(edges), row_by_row(logits), flat)
     launch(whole, plan.grid(first.rows.shape[0]), (*arguments, tops), block=plan.block)
     if first.n_pieces:
-        tops = join_tops(xp, logits.dtype, edges, tops, plan.n_heads)
+        tops = join_tops(logits.dtype, edges, tops, plan.n_heads)
         launch(rest, plan.grid(first.n_pieces), (*arguments, tops), block=plan.block)
     return out
 
@@ -153,17 +151,17 @@ def edge_softmax_gradient(grad: Any, out: Any, edges: Edges) -> Any:
     """Give the gradient of what :func:`edge_softmax` takes, from that of its result ``out``."""
     from rtxarr.kernels._edges_cuda import softmax_gradient
 
-    xp = namespace(out)
-    of_logits = xp.empty(out.shape, dtype=out.dtype)
+    of_logits = _device.empty(out, out.shape, out.dtype)
+    flat = of_logits.reshape(-1)
     plan = _edge_plan(out.shape[1])
     whole, rest = softmax_gradient(out.dtype, plan, edges.ids is not None)
     first = edges.levels[0]
-    (sums,) = pieces(xp, _scalar(out), edges, plan.n_heads)
-    given = (*first, _ids(edges), row_by_row(grad), row_by_row(out), of_logits.reshape(-1))
+    (sums,) = pieces(out, _scalar(out), edges, plan.n_heads)
+    given = (*first, _ids(edges), row_by_row(grad), row_by_row(out), flat)
     launch(whole, plan.grid(first.rows.shape[0]), (*given, sums), block=plan.block)
     if first.n_pieces:
-        totals = xp.empty((edges.indptr.shape[0] - 1, plan.n_heads), dtype=sums.dtype)
-        join_sums(xp, edges, sums, totals)
+        totals = _device.empty(out, (edges.indptr.shape[0] - 1, plan.n_heads), sums.dtype)
+        join_sums(edges, sums, totals)
         launch(rest, plan.grid(first.n_pieces), (*given, totals.reshape(-1)), block=plan.block)
     return of_logits
 
