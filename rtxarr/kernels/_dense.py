@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._device import launch_planned, namespace
+from rtxarr._device import is_device_array, launch_planned, namespace
 from rtxarr.kernels.multi_tensor import contiguous
 
 __all__ = ["map_dense", "memory_order", "packed"]
@@ -68,7 +68,17 @@ def memory_order(x):
 
 def packed(x):
     """Give an array whose elements lie row by row in memory, which may be ``x`` itself."""
-    return x if contiguous(x) else namespace(x).asarray(x, copy=True, order="C")
+    if contiguous(x):
+        return x
+    if not is_device_array(x):
+        return namespace(x).asarray(x, copy=True, order="C")
+    return x.copy(order="C") if x.size < 1 << 15 else _large(x)
+
+
+def _large(x):
+    from rtxarr.kernels import transpose
+
+    return transpose.contiguous(x)
 
 
 def _address(x):

@@ -15,6 +15,7 @@ import numpy as np
 from rtxarr._device import cuda
 from rtxarr.kernels._rows import bounded
 from rtxarr.kernels._vector import access, by_offset
+from rtxarr.kernels.transpose import word
 
 THREADS = 256
 
@@ -22,11 +23,6 @@ THREADS = 256
 def side(n_bytes: int) -> int:
     """Return the items along each side of a tile, by the bytes of an item."""
     return 32 if n_bytes == 16 else 64
-
-
-def word(n_bytes: int) -> type:
-    """Return the type in whose elements an item is moved; one of 16 bytes is two of them."""
-    return {2: np.uint16, 4: np.float32}.get(n_bytes, np.float64)
 
 
 @functools.cache

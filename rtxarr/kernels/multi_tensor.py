@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._device import Device, launch, namespace
+from rtxarr._device import Device, launch
 from rtxarr._replay import from_host, recorder
 from rtxarr.dtypes import accumulator
 
@@ -179,7 +179,9 @@ def made_contiguous(arrays: list) -> list:
     """Return the arrays, with copies of those that are not C-contiguous."""
     if not _device._SIMULATING and all(map(_all_of_gpu, arrays)):
         return arrays
-    return [x if contiguous(x) else namespace(x).ascontiguousarray(x) for x in arrays]
+    from rtxarr.kernels._dense import packed
+
+    return [packed(x) for x in arrays]
 
 
 def on_one_gpu(arrays: Sequence) -> bool:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
-from rtxarr._device import _SIMULATING, launch, namespace, runs_kernels
-from rtxarr.kernels._dense import memory_order
+import numpy as np
 
-__all__ = ["contiguous"]
+from rtxarr._device import _SIMULATING, empty, is_device_array, launch_planned, runs_here
 
-_FEWEST = 4 if _SIMULATING else 1 << 14  # elements; fewer are copied as fast by CuPy
+__all__ = ["contiguous", "word"]
+
+_FEWEST = 4 if _SIMULATING else 1 << 15  # elements; fewer are copied as fast by CuPy
 _LEAST = 2 if _SIMULATING else 8  # along either side; less is hardly transposed
+
+
+def word(n_bytes: int) -> type:
+    """Return the type in whose elements an item is moved; one of 16 bytes is two of them."""
+    return {2: np.uint16, 4: np.float32}.get(n_bytes, np.float64)
 
 
 def contiguous(x: Any) -> Any:
@@ -27,36 +34,45 @@ def contiguous(x: Any) -> Any:
     -------
     array of the same shape and dtype, C-contiguous
     """
-    sizes = _matrices(x) if runs_kernels(x) and x.size >= _FEWEST else None
-    if sizes is None:
+    found = None
+    if runs_here(x) and x.size >= _FEWEST and not _address(x) % 16:
+        found = _matrices(x.shape, x.strides, x.dtype.itemsize)
+    if found is None:
         return x.copy(order="C")
-    from rtxarr.kernels._transpose_cuda import THREADS, side, swap, word
-
-    source, n_stacked, a, b = sizes
-    n_bytes = x.dtype.itemsize
-    out = namespace(x).empty(x.shape, dtype=x.dtype)
-    flat = [array.reshape(-1).view(word(n_bytes)) for array in (source, out)]
-    # An item of 16 bytes is moved at once or not at all.
-    wide = [16 % n_bytes == 0 and n_bytes > 2 and n * n_bytes % 16 == 0 for n in (b, a)]
-    tiles = n_stacked * math.prod(-(-n // side(n_bytes)) for n in (a, b))
-    launch(swap(n_bytes, *wide), tiles, (*flat, a, b), block=THREADS)
+    order, sizes = found
+    out = empty(x, x.shape, x.dtype)
+    source, target, kind = x.transpose(order), out, word(x.dtype.itemsize)
+    if x.dtype != kind:
+        source, target = source.view(kind), target.view(kind)
+    launch_planned(_swap, (x.dtype.itemsize, *sizes), (source, target, *sizes[1:]))
     return out
 
 
-def _matrices(x: Any) -> tuple[Any, int, int, int] | None:
-    """Return the array as it lies in memory, and the shape of that as a stack of matrices.
+def _swap(options, args):
+    from rtxarr.kernels._transpose_cuda import THREADS, side, swap
 
-    None if ``x`` is not those matrices transposed.
+    n_bytes, n_stacked, a, b = options
+    # An item of 16 bytes is moved at once or not at all.
+    wide = [16 % n_bytes == 0 and n_bytes > 2 and n * n_bytes % 16 == 0 for n in (b, a)]
+    tiles = n_stacked * math.prod(-(-n // side(n_bytes)) for n in (a, b))
+    return swap(n_bytes, *wide), tiles, THREADS
+
+
+@functools.lru_cache(maxsize=1024)
+def _matrices(shape: tuple, strides: tuple, n_bytes: int) -> tuple[tuple, tuple] | None:
+    """Return the axes as they lie in memory, and the array there as a stack of matrices.
+
+    None if it is not those matrices transposed.
     """
-    if x.dtype.itemsize not in (2, 4, 8, 16):
+    if n_bytes not in (2, 4, 8, 16):
         return None
-    order = memory_order(x)
-    if order is None:
-        return None
-    source = x.transpose(order)
-    if _address(source) % 16:
-        return None
-    long = [i for i in order if x.shape[i] > 1]
+    order = sorted(range(len(shape)), key=lambda i: (-strides[i], shape[i] > 1))
+    expected = n_bytes
+    for i in reversed(order):
+        if shape[i] > 1 and strides[i] != expected:
+            return None  # there are gaps
+        expected *= shape[i]
+    long = [i for i in order if shape[i] > 1]
     places = sorted(long)
     while long and long[0] == places[0]:
         long, places = long[1:], places[1:]
@@ -65,9 +81,10 @@ def _matrices(x: Any) -> tuple[Any, int, int, int] | None:
     m = places.index(long[0])
     if long != places[m:] + places[:m]:
         return None
-    a, b = (math.prod(x.shape[i] for i in part) for part in (places[m:], places[:m]))
-    return (source, x.size // (a * b), a, b) if min(a, b) >= _LEAST else None
+    a, b = (math.prod(shape[i] for i in part) for part in (places[m:], places[:m]))
+    n_stacked = math.prod(shape) // (a * b)
+    return (tuple(order), (n_stacked, a, b)) if min(a, b) >= _LEAST else None
 
 
 def _address(x: Any) -> int:
-    return x.data.ptr if hasattr(x.data, "ptr") else x.ctypes.data
+    return x.data.ptr if is_device_array(x) else x.ctypes.data
