@@ -96,7 +96,11 @@ class Table(NamedTuple):
 
     def rest(self, start: int, dtype: Any) -> Any:
         """Give the words from ``start`` of the tail on as an array of another type."""
-        return self.words[self.tail + start :].view(dtype)
+        words, first = self.words, self.tail + start
+        if isinstance(words, np.ndarray):
+            return words[first:].view(dtype)
+        n = (words.size - first) * 8 // dtype.itemsize
+        return type(words)(n, dtype, words.data + 8 * first)  # at half the cost of two views
 
 
 _of_gpu, _of_host = attrgetter("data.ptr"), attrgetter("ctypes.data")

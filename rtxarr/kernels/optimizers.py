@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rtxarr._device import launch
+from rtxarr._replay import from_host, recorder
 from rtxarr.dtypes import accumulator
-from rtxarr.kernels.multi_tensor import upload
+from rtxarr.kernels.multi_tensor import Table, _blocks, addresses, upload
 
-__all__ = ["Scaling", "step_all"]
+__all__ = ["Rows", "Scaling", "step_all"]
 
 # How many arrays of state a kernel has, by its name and flags.
 N_STATES = {
@@ -84,17 +85,8 @@ class Scaling(NamedTuple):
     skipped: Any
 
 
-def step_all(
-    key: tuple,
-    dtype: np.dtype,
-    columns: Sequence[np.ndarray],
-    sizes: tuple[int, ...],
-    owners: Callable[[], tuple[list[int], list[tuple[int, Mapping[str, Any]]]]],
-    *,
-    numbered: Sequence[int] = (),
-    scaling: Scaling | None = None,
-) -> None:
-    """Update parameters and their state in place.
+class Rows:
+    """Parameters that one launch updates, and the words of their table, of which few change.
 
     Parameters
     ----------
@@ -102,38 +94,95 @@ def step_all(
         Name of the optimizer and flags, one of ``N_STATES``.
     dtype : dtype
         Of the parameters and gradients; state is of the one that it is accumulated in.
-    columns : sequence of array of int64, shape (n_rows,)
-        Addresses of the parameters, their gradients, and for each kind of state the arrays; see
-        ``multi_tensor``.
+    param : array of int64, shape (n_rows,)
+        Addresses of the parameters; see ``multi_tensor``.
+    state : sequence of array of int64, shape (n_rows,)
+        Those of each kind of state.
     sizes : tuple of int
         Their elements.
+    numbered : sequence of int
+        Places of the rows in ``Scaling.skipped``.
+    """
+
+    def __init__(
+        self,
+        key: tuple,
+        dtype: np.dtype,
+        param: np.ndarray,
+        state: Sequence[np.ndarray],
+        sizes: tuple[int, ...],
+        numbered: Sequence[int] = (),
+    ) -> None:
+        self.key, self.dtype, self.param, self.state = key, dtype, param, state
+        self.sizes, self.numbered, self.n_rows = sizes, numbered, len(sizes)
+        self.scalar = accumulator(dtype)
+        self.n_words = -(-self.n_rows * N_NUMBERS[key[0]] * self.scalar.itemsize // 8)
+        self._words: _Words | None = None
+
+    def words(self) -> _Words:
+        """Give the words of a step: those of the last one, but to steps that are captured."""
+        if recorder() is not None:  # a replay may come after other steps
+            return _Words(self)
+        if self._words is None:
+            self._words = _Words(self)
+        return self._words
+
+
+class _Words:
+    """What the kernels read of ``Rows``: addresses and sizes, kinds of numbers and these."""
+
+    def __init__(self, rows: Rows) -> None:
+        n = rows.n_rows
+        unset, tail = np.zeros(n, np.int64), np.zeros(n + rows.n_words, np.int64)
+        self.blocks, lengths = _blocks(rows.sizes)
+        self.all = np.concatenate((rows.param, unset, *rows.state, lengths, tail))
+        self.grads = self.all[n : 2 * n]
+        self.tail = self.all.size - tail.size
+        self.sets = self.all[self.tail : self.tail + n]
+        self.numbers = self.all[self.tail + n :].view(rows.scalar)
+        self.has_sets = False
+
+
+def step_all(
+    rows: Rows,
+    grads: Sequence,
+    owners: Callable[[], tuple[list[int], list[tuple[int, Mapping[str, Any]]]]],
+    *,
+    scaling: Scaling | None = None,
+) -> None:
+    """Update parameters and their state in place.
+
+    Parameters
+    ----------
+    rows : Rows
+    grads : sequence of array
+        Of the parameters, C-contiguous.
     owners : callable
         Counts the step and gives the kinds of numbers that there are, each as the number of its
         step and its settings, after a list that says which one each row has. It runs once for each
         step, eager or replayed.
-    numbered : sequence of int
-        Places of the rows in ``scaling.skipped``.
     scaling : Scaling, optional
     """
     from rtxarr.kernels._optimizers_cuda import count_steps, kernel
 
-    name, n_rows = key[0], len(sizes)
-    scalar = accumulator(dtype)
-    compute, n_numbers = _NUMBERS[name], N_NUMBERS[name]
-    n_words = -(-n_rows * n_numbers * scalar.itemsize // 8)
-    step = kernel(*key, dtype=dtype, scaled=scaling is not None)
+    name, n_rows, scalar, dtype = rows.key[0], rows.n_rows, rows.scalar, rows.dtype
+    compute = _NUMBERS[name]
+    step = kernel(*rows.key, dtype=dtype, scaled=scaling is not None)
 
     if scaling is None:
+        words = rows.words()
+        words.grads[:] = addresses(grads)
 
-        def tail():
+        def make():
             sets, kinds = owners()
-            words = np.zeros(n_rows + n_words, np.int64)
-            words[:n_rows] = sets
+            if len(kinds) > 1 or words.has_sets:
+                words.sets[:] = sets
+                words.has_sets = len(kinds) > 1
             numbers = list(chain(*(compute(*kind) for kind in kinds)))
-            words[n_rows:].view(scalar)[: len(numbers)] = numbers
-            return words
+            words.numbers[: len(numbers)] = numbers
+            return words.all
 
-        table = upload(columns, sizes, tail)
+        table = Table(from_host(make), n_rows, words.blocks, words.tail)
         table.launch(step, table.rest(n_rows, scalar))
         return
 
@@ -141,8 +190,8 @@ def step_all(
 
     def scaled_tail():
         sets, kinds = owners()
-        words = np.zeros(5 * n_rows + n_words, np.int64)
-        words[:n_rows] = numbered
+        words = np.zeros(5 * n_rows + rows.n_words, np.int64)
+        words[:n_rows] = rows.numbered
         if corrects:
             exact = [(s["lr"], *s["betas"], count) for count, s in kinds]
             words[n_rows : 5 * n_rows].view(np.float64)[:] = [x for i in sets for x in exact[i]]
@@ -151,7 +200,8 @@ def step_all(
         words[5 * n_rows :].view(scalar)[: len(flat)] = flat
         return words
 
-    table = upload(columns, sizes, scaled_tail)
+    columns = [rows.param, addresses(grads), *rows.state]
+    table = upload(columns, rows.sizes, scaled_tail)
     state, slot, still_scaled, skipped = scaling
     numbers = table.rest(5 * n_rows, scalar)
     where = table.words[table.tail : table.tail + n_rows]

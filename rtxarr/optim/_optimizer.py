@@ -32,7 +32,7 @@ from rtxarr.kernels.multi_tensor import (
     on_gpu,
     sizes_of,
 )
-from rtxarr.kernels.optimizers import N_STATES, Scaling, step_all
+from rtxarr.kernels.optimizers import N_STATES, Rows, Scaling, step_all
 from rtxarr.ops._half import widen
 
 Schedule = Callable[[int], float]
@@ -168,9 +168,9 @@ class Optimizer:
         found = []
         for key, group in batches(rows, lambda row: (row[2], row[0].dtype)):
             data, own, _, live, numbered, states, bases = zip(*group, strict=True)
-            columns = [addresses(column) for column in (data, *zip(*own, strict=True))]
-            batch = _Batch(key[0], data[0], columns, sizes_of(data), live, numbered, states, bases)
-            found.append(batch)
+            param, *state = [addresses(column) for column in (data, *zip(*own, strict=True))]
+            given = Rows(key[0], data[0].dtype, param, state, sizes_of(data), numbered)
+            found.append(_Batch(given, data[0], live, states, bases))
         return _Plan(shape, params, arrays, groups, found, alone)
 
     def _step_together(self, batch, grads, scaling):
@@ -182,18 +182,15 @@ class Optimizer:
                 state["step"] + base for state, base in zip(batch.states, batch.bases, strict=True)
             ]
             kinds = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-            sets = [kinds[key] for key in keys] if len(kinds) > 1 else [0] * len(keys)
+            sets = [kinds[key] for key in keys]
             low = (1 << 40) - 1
             return sets, [(key & low, self.groups[key >> 40]) for key in kinds]
 
         grads = made_contiguous(grads)  # alive until the launch
-        param, *state = batch.columns
-        columns, device = [param, addresses(grads), *state], gpu_of(batch.first)
+        device = gpu_of(batch.first)
         with on_gpu(device):
-            step_all(
-                batch.key, batch.first.dtype, columns, batch.sizes, owners,
-                numbered=batch.numbered, scaling=self._full_scaling(batch.first, device, scaling),
-            )  # fmt: skip
+            scaling = self._full_scaling(batch.first, device, scaling)
+            step_all(batch.rows, grads, owners, scaling=scaling)
 
     def _full_scaling(self, param, device, scaling):
         """Give how this step treats the counts of steps: None as long as none was left out."""
@@ -299,8 +296,9 @@ class Optimizer:
             self._n_steps += 1
 
         follow()
-        _replay.on_replay(follow)
-        _replay.on_failure(partial(setattr, self, "_n_steps", self._n_steps - 1))
+        if _replay.recorder() is not None:
+            _replay.on_replay(follow)
+            _replay.on_failure(partial(setattr, self, "_n_steps", self._n_steps - 1))
 
     def state_dict(self) -> dict[str, Any]:
         """Give everything that :meth:`load_state_dict` needs to go on, to the bit.
@@ -385,19 +383,15 @@ class Optimizer:
 
 
 class _Batch(NamedTuple):
-    """Parameters that one launch updates.
+    """Parameters that one launch updates, the first being on their GPU.
 
-    ``columns`` has the addresses of the parameters and of each kind of state, which stay;
-    ``places`` are among the parameters that have gradients, ``numbered`` among all; ``bases`` are
-    the index of each one's group, times 2**40.
+    ``places`` are among the parameters that have gradients; ``bases`` are the index of each one's
+    group, times 2**40.
     """
 
-    key: tuple
+    rows: Rows
     first: Any
-    columns: list[np.ndarray]
-    sizes: tuple[int, ...]
     places: tuple[int, ...]
-    numbered: tuple[int, ...]
     states: tuple[dict, ...]
     bases: tuple[int, ...]
 
