@@ -1,5 +1,6 @@
 """The backward pass: nodes newest first, contributions in a fixed order."""
 
+import functools
 import threading
 from heapq import heappop, heappush
 
@@ -11,7 +12,7 @@ from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr.autograd._mode import AUTOCAST, PROFILED, RECORDED, state, witness
 from rtxarr.autograd._op import checksum
 from rtxarr.autograd._tape import Leaf, Node, Tensor, make_tensor, raw
-from rtxarr.dtypes import is_complex, is_inexact
+from rtxarr.dtypes import is_complex, is_floating, is_inexact
 from rtxarr.kernels.elementwise import add_to
 
 _FREED = object()
@@ -43,7 +44,9 @@ def accumulate_leaves(tensor, grad, *, retain_graph=False):
     """Run the tape below ``tensor`` and add to the ``grad`` of its leaves."""
     if tensor.node is None:
         raise RuntimeError("backward() needs a tensor that requires_grad, this one does not")
-    g = raw(_starting_gradient(tensor, grad))
+    # The one that is kept will do: leaves get a copy.
+    start = _kept_start(tensor.data) if grad is None else None
+    g = raw(_starting_gradient(tensor, grad)) if start is None else start
     leaves = _run([(tensor, g)], None, False, retain_graph, None)
     grads = _apart(leaves.values(), [g])
     with _accumulating:
@@ -149,10 +152,6 @@ def _starting_gradient(tensor, grad):
                 "grad must be given for an output that is not a real scalar, got shape "
                 f"{data.shape} and dtype {data.dtype}"
             )
-        if _device.is_device_array(data):  # at half the cost of ones_like
-            ones = _device.empty(data, data.shape, data.dtype)
-            ones.fill(1)
-            return ones
         return _device.namespace(data).ones_like(data)
     if not isinstance(grad, Tensor):
         xp = _device.namespace(data)
@@ -163,6 +162,13 @@ def _starting_gradient(tensor, grad):
         raise TypeError(f"grad must be real for a real output, got dtype {grad.dtype}")
     # A real one for a complex output would pass the conjugations by.
     return grad if grad.dtype == data.dtype else _cast(grad, data.dtype)
+
+
+def _kept_start(data):
+    """Give the gradient of a real scalar of a GPU with respect to itself, the same each time."""
+    if data.ndim or not is_floating(data.dtype) or not _device.is_device_array(data):
+        return None
+    return _device.constant(data, np.ones, (), dtype=data.dtype)
 
 
 def reaches_other_leaves(outputs, inputs):
@@ -464,15 +470,24 @@ def unbroadcast(g, shape):
     """Sum ``g`` over the axes along which an array of ``shape`` was broadcast."""
     from rtxarr import ops
 
-    extra = g.ndim - len(shape)
-    if extra < 0 or any(n not in (1, g.shape[extra + i]) for i, n in enumerate(shape)):
-        raise ValueError(f"a gradient of shape {g.shape} does not fit an argument of shape {shape}")
-    axes = tuple(range(extra)) + tuple(
-        extra + i for i, n in enumerate(shape) if n == 1 and g.shape[extra + i] != 1
-    )
+    axes, keepdims = _broadcast_axes(g.shape, shape)
     if axes:
-        g = ops.sum(g, axis=axes, keepdims=len(axes) > extra)
+        g = ops.sum(g, axis=axes, keepdims=keepdims)
     return g if g.shape == shape else ops.reshape(g, shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _broadcast_axes(of_gradient, shape):
+    """Give the axes to sum over, and whether to keep them with length one."""
+    extra = len(of_gradient) - len(shape)
+    if extra < 0 or any(n not in (1, of_gradient[extra + i]) for i, n in enumerate(shape)):
+        raise ValueError(
+            f"a gradient of shape {of_gradient} does not fit an argument of shape {shape}"
+        )
+    axes = tuple(range(extra)) + tuple(
+        extra + i for i, n in enumerate(shape) if n == 1 and of_gradient[extra + i] != 1
+    )
+    return axes, len(axes) > extra
 
 
 def _apart(grads, given):
