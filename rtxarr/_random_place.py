@@ -55,8 +55,8 @@ class Place:
 
     def advance(self, kind: str, n: int) -> int:
         """Move past ``n`` values and return where they begin; the lock is held."""
-        width = philox.words_per_value(kind)
-        start = self.offset + self.offset % width
+        width, start = philox.words_per_value(kind), self.offset
+        start += start % width
         self.offset = start + n * width
         return start
 

@@ -32,6 +32,7 @@ import numpy as np
 
 __all__ = [
     "DTYPES",
+    "FLOATING",
     "FInfo",
     "IInfo",
     "accumulator",
@@ -77,6 +78,11 @@ _BF16 = np.dtype(bfloat16)
 _F16 = np.dtype("float16")
 _F32 = np.dtype("float32")
 _HALF = (_F16, _BF16)
+_HALVES = frozenset(_HALF)  # for dtypes: a tuple would compare with each, and convert types
+
+FLOATING = frozenset((*_HALF, _F32, np.dtype("float64")))
+"""The real floating types, as NumPy's and CuPy's arrays have them."""
+
 # What bfloat16 holds exactly; and what holds every bfloat16.
 _INTO_BF16 = frozenset(("bool", "int8", "uint8", "bfloat16"))
 _FROM_BF16 = frozenset(("bfloat16", "float32", "float64", *_COMPLEX))
@@ -218,7 +224,7 @@ def _foreign_kind(dtype: Any) -> str:
 
 def is_floating(dtype: Any) -> _PY_BOOL:
     """Tell whether ``dtype`` (as arrays have it) is a real floating type; fast, cached."""
-    return _kind(dtype) == "f"
+    return (_NUMPY_KINDS[dtype] if isinstance(dtype, np.dtype) else _foreign_kind(dtype)) == "f"
 
 
 def is_complex(dtype: Any) -> _PY_BOOL:
@@ -228,13 +234,15 @@ def is_complex(dtype: Any) -> _PY_BOOL:
 
 def is_inexact(dtype: Any) -> _PY_BOOL:
     """Tell whether ``dtype`` (as arrays have it) is a floating or complex type; fast, cached."""
-    return _kind(dtype) in "fc"
+    return (_NUMPY_KINDS[dtype] if isinstance(dtype, np.dtype) else _foreign_kind(dtype)) in "fc"
 
 
 def is_half(dtype: Any) -> _PY_BOOL:
     """Tell whether ``dtype`` is float16 or bfloat16."""
+    if isinstance(dtype, np.dtype):
+        return dtype in _HALVES
     # array_api_strict warns when its dtypes are compared with NumPy's.
-    return isinstance(dtype, (np.dtype, type)) and dtype in _HALF
+    return isinstance(dtype, type) and dtype in _HALF
 
 
 def accumulator(dtype: Any) -> Any:

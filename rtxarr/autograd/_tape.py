@@ -7,6 +7,7 @@ tensor: the graph is acyclic and goes away by reference counting alone.
 
 from collections.abc import Iterator
 from itertools import count
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,10 +109,10 @@ class Tensor:
         if requires_grad:
             self.requires_grad = True
 
-    shape = property(lambda self: self.data.shape, doc="Lengths of the axes.")
-    dtype = property(lambda self: self.data.dtype, doc="Element type.")
-    ndim = property(lambda self: self.data.ndim, doc="Number of axes.")
-    size = property(lambda self: self.data.size, doc="Number of elements.")
+    shape = property(attrgetter("data.shape"), doc="Lengths of the axes.")
+    dtype = property(attrgetter("data.dtype"), doc="Element type.")
+    ndim = property(attrgetter("data.ndim"), doc="Number of axes.")
+    size = property(attrgetter("data.size"), doc="Number of elements.")
 
     if TYPE_CHECKING:  # what rtxarr/ops/_methods.py attaches
         device: Any

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from rtxarr._device import is_array, runs_here
-from rtxarr.dtypes import is_half
+from rtxarr.dtypes import FLOATING
 from rtxarr.kernels._dense import map_dense
 
 __all__ = ["BACKWARD", "FORWARD", "activation", "activation_gradient", "fits"]
@@ -31,15 +29,13 @@ BACKWARD = {
 
 def fits(*arrays: Any) -> bool:
     """Tell whether the kernels take these arrays: of one dtype and shape, not empty, and here."""
-    first = arrays[0]
-    dtype = getattr(first, "dtype", None)
-    return (
-        is_array(first)
-        and runs_here(first)
-        and (is_half(dtype) or dtype in (np.float32, np.float64))
-        and first.size > 0
-        and all(is_array(x) and x.dtype == dtype and x.shape == first.shape for x in arrays[1:])
-    )
+    first, *others = arrays
+    if not (is_array(first) and runs_here(first) and first.dtype in FLOATING and first.size):
+        return False
+    for x in others:
+        if not is_array(x) or x.dtype != first.dtype or x.shape != first.shape:
+            return False
+    return True
 
 
 def activation(name: str, x: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from rtxarr._device import (
     nothing,
     runs_kernels,
 )
-from rtxarr.dtypes import accumulator, is_half
+from rtxarr.dtypes import FLOATING, accumulator
 from rtxarr.kernels._dense import packed
 from rtxarr.kernels.dropout import threshold
 from rtxarr.kernels.segment import can_be_wide, column_sums
@@ -72,14 +73,17 @@ class Scores(NamedTuple):
 
 def fits(values: Any) -> bool:
     """Tell whether the kernels take values of nodes, of shape (n, n_heads, n_features)."""
-    if not (runs_kernels(values) and values.ndim == 3 and 0 not in values.shape[1:]):
+    if not (runs_kernels(values) and values.ndim == 3 and values.dtype in FLOATING):
         return False
-    dtype = values.dtype
-    if not (is_half(dtype) or dtype in (np.float32, np.float64)):
-        return False
+    return _fit(values.dtype, *values.shape[1:])
+
+
+@functools.cache
+def _fit(dtype, n_heads, n_features):
     from rtxarr.kernels._heads import plan_heads
 
-    return plan_heads(dtype, *values.shape[1:], wide=False) is not None
+    wanted = n_heads and n_features
+    return bool(wanted) and plan_heads(dtype, n_heads, n_features, wide=False) is not None
 
 
 def attend(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from rtxarr import _device
 from rtxarr._device import _SIMULATING, launch, launch_planned, runs_kernels
-from rtxarr.dtypes import accumulator, is_half
+from rtxarr.dtypes import FLOATING, accumulator
 from rtxarr.kernels._dense import packed
 from rtxarr.kernels.edge_attention import Edges, fits, join_sums, join_tops, pieces
 from rtxarr.kernels.segment import can_be_wide, column_sums, row_by_row
@@ -168,8 +166,8 @@ def edge_softmax_gradient(grad: Any, out: Any, edges: Edges) -> Any:
 
 def fits_softmax(logits: Any) -> bool:
     """Tell whether the softmax takes an array of edges and heads."""
-    right = is_half(logits.dtype) or logits.dtype in (np.float32, np.float64)
-    return runs_kernels(logits) and right and logits.ndim == 2 and logits.size > 0
+    right = runs_kernels(logits) and logits.dtype in FLOATING
+    return right and logits.ndim == 2 and logits.size > 0
 
 
 def head_dots(x: Any, first: Any, second: Any) -> tuple[Any, Any]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from rtxarr._device import empty, launch_planned, namespace, runs_kernels
-from rtxarr.dtypes import accumulator, is_half
+from rtxarr.dtypes import FLOATING, accumulator
 from rtxarr.kernels._dense import packed
 from rtxarr.kernels.segment import can_be_wide
 
@@ -24,12 +22,9 @@ def fits(*arrays: Any) -> bool:
     """Tell whether the kernels take these arrays (or None), the first being normalized."""
     x = arrays[0]
     dtype = x.dtype
-    return (
-        runs_kernels(x)
-        and (dtype in (np.float32, np.float64) or is_half(dtype))
-        and x.size > 0
-        and all(a is None or a.dtype == dtype for a in arrays)
-    )
+    if not (runs_kernels(x) and dtype in FLOATING and x.size):
+        return False
+    return not [a for a in arrays if a is not None and a.dtype != dtype]
 
 
 def normalize(

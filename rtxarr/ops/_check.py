@@ -1,5 +1,6 @@
 """Checks of arguments that several families of operations share."""
 
+import functools
 import math
 import numbers
 
@@ -16,10 +17,11 @@ def check_floating(**arrays):
     for name, x in arrays.items():
         if x is None:
             continue
-        if not hasattr(x, "dtype"):
+        dtype = getattr(x, "dtype", None)
+        if dtype is None:
             raise TypeError(f"{name} must be an array or Tensor, got {type(x).__name__}")
-        if not is_floating(x.dtype):
-            raise TypeError(f"{name} must have a real floating-point dtype, got {x.dtype}")
+        if not is_floating(dtype):
+            raise TypeError(f"{name} must have a real floating-point dtype, got {dtype}")
 
 
 def check_index(name, index, n):
@@ -63,13 +65,19 @@ def check_sizes(**sizes):
 
 def generator_or_default(generator):
     """Give the generator to draw from, refusing anything else."""
-    from rtxarr.random import Generator, default_generator  # loaded on first use
-
+    random = _random()
     if generator is None:
-        return default_generator()
-    if not isinstance(generator, Generator):
+        return random.default_generator()
+    if not isinstance(generator, random.Generator):
         raise TypeError(f"generator must be a Generator, got {type(generator).__name__}")
     return generator
+
+
+@functools.cache
+def _random():
+    from rtxarr import random  # loaded on first use
+
+    return random
 
 
 def drawing_device(x):
@@ -80,7 +88,7 @@ def drawing_device(x):
 
 def check_rate(rate):
     """Raise ValueError unless ``rate`` is a probability of dropping that leaves something."""
-    if not isinstance(rate, numbers.Real):
+    if type(rate) is not float and not isinstance(rate, numbers.Real):
         raise TypeError(f"rate must be a number, got {type(rate).__name__}")
     if not 0 <= rate < 1:
         raise ValueError(f"rate must lie in [0, 1), got {rate}")
