@@ -181,28 +181,28 @@ def _filled(graph, out, empty):
 
 
 def check_nodes(name, x, graph, n, kind):
-    data = raw(x)
-    if not _device.is_array(data) or not is_inexact(data.dtype):
-        raise TypeError(f"{name} must be an array of a floating dtype, got {_kind(data)}")
-    if x.ndim < 1 or x.shape[0] != n:
-        raise ValueError(f"{name} must have a row for each of {n} {kind}, got {tuple(x.shape)}")
+    data = _floating(name, x)
+    if data.ndim < 1 or data.shape[0] != n:
+        raise ValueError(f"{name} must have a row for each of {n} {kind}, got {tuple(data.shape)}")
     _check_place(name, data, graph)
 
 
 def check_edges(name, values, graph):
-    data = raw(values)
-    if not _device.is_array(data) or not is_inexact(data.dtype):
-        raise TypeError(f"{name} must be an array of a floating dtype, got {_kind(data)}")
-    if values.ndim < 1 or values.shape[0] != graph.n_edges:
+    data = _floating(name, values)
+    if data.ndim < 1 or data.shape[0] != graph.n_edges:
         raise ValueError(
-            f"{name} must have an entry for each of {graph.n_edges} edges, got "
-            f"{tuple(values.shape)}"
+            f"{name} must have an entry for each of {graph.n_edges} edges, got {tuple(data.shape)}"
         )
     _check_place(name, data, graph)
 
 
-def _kind(x):
-    return getattr(x, "dtype", type(x).__name__)
+def _floating(name, x):
+    """Give the raw array, which must be of a floating dtype."""
+    data = raw(x)
+    if not _device.is_array(data) or not is_inexact(data.dtype):
+        kind = getattr(data, "dtype", type(data).__name__)
+        raise TypeError(f"{name} must be an array of a floating dtype, got {kind}")
+    return data
 
 
 def _check_place(name, x, graph):

@@ -18,7 +18,7 @@ from rtxarr._override import overridable, tracing
 from rtxarr.autograd import stop_gradient
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import Tensor, raw
-from rtxarr.dtypes import accumulator, is_floating, result_type
+from rtxarr.dtypes import FLOATING, accumulator, result_type
 from rtxarr.geom._bins import bins
 from rtxarr.kernels import edges as edge_kernels
 from rtxarr.kernels import gather, segment, spmm
@@ -78,7 +78,7 @@ def edges_of(graph: Any) -> Edges:
 
 
 def _has_kernel(*arrays: Any) -> bool:
-    return runs_kernels(arrays[0]) and all(map(is_floating, [x.dtype for x in arrays]))
+    return runs_kernels(arrays[0]) and not [x for x in arrays if x.dtype not in FLOATING]
 
 
 def _gathered(kind: str, graph: Any, x: Any, **options: Any) -> Any:
@@ -171,10 +171,13 @@ def _as_stored(weight, graph):
     """Give weights, and the order to read them in: 32 bytes come for each that is out of order."""
     if graph.is_ordered:
         return weight, None
-    key, turned = ("weights", id(weight)), graph.__dict__.get("T", graph)
-    if key in graph._kept or key in turned._kept:
-        return graph.once(("stored", id(weight)), lambda: graph.stored(weight)), None
-    return weight, graph.edge_ids
+    stored = graph._kept.get(("stored", id(weight)))
+    if stored is None:
+        key, turned = ("weights", id(weight)), graph.__dict__.get("T", graph)
+        if key not in graph._kept and key not in turned._kept:
+            return weight, graph.edge_ids
+        stored = graph.once(("stored", id(weight)), lambda: graph.stored(weight))
+    return stored, None
 
 
 @rounded_once

@@ -76,17 +76,22 @@ def gather_reduce(
     if not out.size:
         return out
     scalar = accumulator(x.dtype)
-    x, own, extra = [a if a is None else packed(a) for a in (x, own, extra)]
+    x = packed(x)
+    own, extra = None if own is None else packed(own), None if extra is None else packed(extra)
     gathered, width, pointers, parts = True, None, indices, x
     if len(levels) > 1:  # all go by the first
         width = _width(kind, n_heads, x, own, extra, out)
     numbers = n_features, n_heads, n_features // n_heads, scalar.type(empty)
     for level in levels:
-        joined, parts = parts, _device.empty(indptr, (level.n_pieces * n_features,), scalar)
-        given = [indptr if a is None else a for a in (order, joined, own, extra)]
-        options = (kind, end, gathered, order is not None, own is not None, extra is not None)
+        joined, n = parts, level.n_pieces * n_features
+        parts = _device.empty(indptr, (n,), scalar) if n else _device.nothing(indptr, scalar)
+        flags = gathered, order is not None, own is not None, extra is not None
+        given = (  # what is left out is not read
+            indptr if order is None else order, joined,
+            indptr if own is None else own, indptr if extra is None else extra,
+        )  # fmt: skip
         arguments = (*level, pointers, *given, out, parts, *numbers)
-        launch_planned(_reduction, (*options, n_heads, width), arguments)
+        launch_planned(_reduction, (kind, end, *flags, n_heads, width), arguments)
         # What is left is to join the pieces.
         kind = kind if kind in ("max", "min") else "sum"
         gathered, pointers, order, own = False, indptr, None, None
