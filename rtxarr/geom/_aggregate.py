@@ -118,6 +118,21 @@ def aggregate(
     )
 
 
+def weighted_sum(graph: Any, x: Any, weight: Any, bias: Any) -> Any:
+    """Give the weighted sum of rows, plus a bias that may be None."""
+    if bias is None or weight is None or graph.mask is not None:
+        return _plus(aggregate(graph, x, weight=weight), bias)
+    check_nodes("x", x, graph, graph.n_src, "sources")
+    _check_weight(graph, x, weight)
+    if not _edges.adds_bias(raw(weight), raw(x), raw(bias)):
+        return _plus(aggregate(graph, x, weight=weight), bias)
+    return _edges.biased_sum(weight, x, bias, graph=graph)
+
+
+def _plus(out, bias):
+    return out if bias is None else out + bias
+
+
 def _of_one_dtype(a, b):
     if a.dtype == b.dtype:
         return a, b

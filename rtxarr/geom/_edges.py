@@ -162,6 +162,28 @@ def weighted_sum(weight, x, /, *, graph):
     return out if x.ndim == 2 else out.reshape(graph.n_dst, *x.shape[1:])
 
 
+@differentiable
+def biased_sum(weight, x, bias, /, *, graph):
+    """Give :func:`weighted_sum`, without heads, plus a row ``bias``."""
+    if not adds_bias(weight, x, bias):
+        return weighted_sum(weight, x, graph=graph) + bias
+    weight, order = _as_stored(weight, graph)
+    options = {"extra": weight, "order": order, "own": bias, "end": "biased"}
+    return _gathered("weighted", graph, x, **options)
+
+
+def adds_bias(weight: Any, x: Any, bias: Any) -> bool:
+    """Tell whether a kernel adds a bias to the sums: where the bits are those of two steps."""
+    dtype = x.dtype
+    return (
+        runs_kernels(x)
+        and weight.ndim == bias.ndim == 1
+        and x.ndim == 2
+        and weight.dtype == bias.dtype == dtype == accumulator(dtype)
+        and dtype in FLOATING
+    )
+
+
 def keep_weights(graph: Any, weight: Any) -> None:
     """Note weights that will not change: sums on a GPU sort them as the graph is stored, once."""
     graph.once(("weights", id(weight)), lambda: weight)
@@ -260,6 +282,11 @@ def _composed_dot(u, v, graph):
 weighted_sum.defvjps(
     weight=lambda g, x, graph: edge_dot(x, g, graph=graph),
     x=lambda g, weight, graph: weighted_sum(weight, g, graph=graph.T),
+)
+biased_sum.defvjps(
+    weight=lambda g, x, graph: edge_dot(x, g, graph=graph),
+    x=lambda g, weight, graph: weighted_sum(weight, g, graph=graph.T),
+    bias=lambda g: g,  # the engine sums it up
 )
 edge_dot.defvjps(
     u=lambda g, v, graph: weighted_sum(g, v, graph=graph.T),

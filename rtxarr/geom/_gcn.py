@@ -9,7 +9,7 @@ from rtxarr._checks import values_are_checked
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import accumulator
 from rtxarr.geom import _edges
-from rtxarr.geom._aggregate import aggregate, check_edges
+from rtxarr.geom._aggregate import check_edges, weighted_sum
 from rtxarr.geom._graph import Graph
 from rtxarr.geom._layer import Layer, bias_of, linear, made, turned, with_bias
 from rtxarr.geom._loops import looped
@@ -195,10 +195,10 @@ class GCNConv(Layer):
     def forward(self, graph: Graph, x: Any, edge_weight: Any = None) -> Any:
         if self.in_channels < self.out_channels:
             return with_bias(self.lin(self.propagate(graph, x, edge_weight)), self.bias)
-        return with_bias(self.propagate(graph, self.lin(x), edge_weight), self.bias)
+        return self.propagate(graph, self.lin(x), edge_weight, bias=self.bias)
 
-    def propagate(self, graph: Graph, x: Any, edge_weight: Any = None) -> Any:
-        """Multiply with the normalised adjacency matrix alone."""
+    def propagate(self, graph: Graph, x: Any, edge_weight: Any = None, *, bias: Any = None) -> Any:
+        """Multiply with the normalised adjacency matrix alone, and add a bias if there is one."""
         if self.normalize:
             graph, edge_weight = gcn_norm(
                 graph,
@@ -207,7 +207,7 @@ class GCNConv(Layer):
                 add_self_loops=self.add_self_loops,
                 dtype=raw(x).dtype,
             )
-        return aggregate(graph, x, weight=edge_weight)
+        return weighted_sum(graph, x, edge_weight, bias)
 
     def _from_dgl(self, arrays):
         return {

@@ -113,12 +113,12 @@ def _combination(kind: str, width: int, dtype: Any):
 
 @functools.cache
 def _finish(kind: str, width: int, dtype: Any, scalar: type):
-    """Return ``finish(total, count, empty, place, extra)``, which changes ``total`` in place."""
+    """Return ``finish(total, count, mine, empty, place, extra)``, which changes ``total``."""
     one = scalar(1)
     if kind == "mean":
 
         @cuda.jit(device=True)
-        def finish(total, count, empty, place, extra):
+        def finish(total, count, mine, empty, place, extra):
             divisor = scalar(max(count, 1))
             for i in range(width):
                 total[i] /= divisor
@@ -127,15 +127,22 @@ def _finish(kind: str, width: int, dtype: Any, scalar: type):
         load, _ = by_offset(dtype, width)
 
         @cuda.jit(device=True)
-        def finish(total, count, empty, place, extra):
+        def finish(total, count, mine, empty, place, extra):
             whole = load(extra, place)
             for i in range(width):
                 total[i] = whole[i] / max(total[i], one)
 
+    elif kind == "biased":
+
+        @cuda.jit(device=True)
+        def finish(total, count, mine, empty, place, extra):
+            for i in range(width):
+                total[i] += mine[i]
+
     elif kind == "filled":
 
         @cuda.jit(device=True)
-        def finish(total, count, empty, place, extra):
+        def finish(total, count, mine, empty, place, extra):
             if count == 0:
                 for i in range(width):
                     total[i] = empty
@@ -143,7 +150,7 @@ def _finish(kind: str, width: int, dtype: Any, scalar: type):
     else:
 
         @cuda.jit(device=True)
-        def finish(total, count, empty, place, extra):
+        def finish(total, count, mine, empty, place, extra):
             pass
 
     return finish
@@ -172,8 +179,8 @@ def reduction(
         ``x[s]``.
     end : str
         What becomes of the total of a row: "mean" divides by the number of entries, "share" gives
-        ``extra`` of the row over it, "filled" gives ``empty`` for rows without entries, "plain"
-        leaves it.
+        ``extra`` of the row over it, "filled" gives ``empty`` for rows without entries, "biased"
+        adds ``own``, which is then one row for all, "plain" leaves it.
     width : int
         Neighbouring features of a thread.
     gathered : bool
@@ -192,6 +199,7 @@ def reduction(
     _, store = by_offset(types.out, width)
     _, store_part = by_offset(scalar, width)
     with_own, weighted, scaled = types.own is not None, kind == "weighted", kind == "scaled"
+    biased = end == "biased"
     load_own, _ = by_offset(types.own or scalar, width)
     load_factor, _ = by_offset(types.extra or scalar, 1)
     combine = _combination(kind, width, types.extra or scalar)
@@ -230,7 +238,7 @@ def reduction(
         while feature < n_features:
             at = row * n_features + feature
             head = feature // head_size if headed else np.int64(0)
-            mine = load_own(own, at) if with_own else nothing
+            mine = load_own(own, feature if biased else at) if with_own else nothing
             for i in range(width):
                 total[i] = neutral
             j = start
@@ -264,7 +272,7 @@ def reduction(
                 store_part(parts, item * n_features + feature, packed(total))
             else:
                 count = stop - start if gathered else pointers[row + 1] - pointers[row]
-                finish(total, count, empty, at, extra)
+                finish(total, count, mine, empty, at, extra)
                 store(out, at, packed(total))
             feature += np.int64(cuda.blockDim.x) * width
 

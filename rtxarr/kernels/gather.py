@@ -46,11 +46,12 @@ def gather_reduce(
     indices : array of int32 or int64, shape (n_entries,)
     levels : sequence of Level
         How the rows are dealt out: ``rtxarr.geom._bins.deal_out(indptr)``.
-    end : {"plain", "mean", "share", "filled"}
+    end : {"plain", "mean", "share", "filled", "biased"}
         What becomes of a row's total: "mean" divides it by the number of entries, at least 1;
         "share" gives ``extra[i]`` divided by it, or by 1 where it is less; "filled" gives ``empty``
-        where there are no entries.
+        where there are no entries; "biased" adds ``own``.
     own : array, shape (n_rows, n_features), for the kinds that name it
+        For "biased" of shape (n_features,).
     extra : array, for the kinds that name it
         Shape (n_values, n_features), or (n_rows, n_features) for "share", or (n_values,) for
         "scaled"; for "weighted" (n_entries,), or (n_entries, n_heads).
@@ -94,7 +95,7 @@ def gather_reduce(
         launch_planned(_reduction, (kind, end, *flags, n_heads, width), arguments)
         # What is left is to join the pieces.
         kind = kind if kind in ("max", "min") else "sum"
-        gathered, pointers, order, own = False, indptr, None, None
+        gathered, pointers, order, own = False, indptr, None, own if end == "biased" else None
         extra = extra if end == "share" else None
     return out
 

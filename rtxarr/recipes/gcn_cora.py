@@ -43,7 +43,7 @@ class GCN(nn.Module):
         if self.training:  # a word that is not there needs no dropout
             words = rx.dropout(words, self.dropout)
         x = rx.spmm(words, self.conv1.lin.weight.T, pattern)
-        return rx.relu(self.conv1.propagate(graph, x) + self.conv1.bias)
+        return rx.relu(self.conv1.propagate(graph, x, bias=self.conv1.bias))
 
     def forward(self, graph, words, pattern):
         x = self.embed(graph, words, pattern)

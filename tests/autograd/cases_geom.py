@@ -110,6 +110,9 @@ CASES = {
         (lambda w, x: geom.aggregate(on(x), x, weight=w), (EDGES[:, 0], HEADS)),
         (lambda w, x: geom.aggregate(on(x), x, weight=w), (EDGES[:, 0], X)),
     ],
+    "biased_sum": [
+        (lambda w, x, b: _edges.biased_sum(w, x, b, graph=on(x)), (EDGES[:, 0], X, X[0])),
+    ],
     "edge_dot": [
         (lambda u, v: geom.sddmm(on(u), u, v), (X, Y)),
         (lambda u, v: geom.sddmm(on(u), u, v), (HEADS, HEADS[:3])),
