@@ -24,6 +24,7 @@ __all__ = [
 
 # With class probabilities a thread walks along a row, so rows must be short.
 MAX_CLASSES = 64
+_WIDE = frozenset((np.dtype("float32"), np.dtype("float64")))
 
 
 def fits(logits: Any, targets: Any) -> bool:
@@ -31,7 +32,7 @@ def fits(logits: Any, targets: Any) -> bool:
     return (
         runs_kernels(logits)
         and logits.dtype == targets.dtype
-        and logits.dtype in (np.float32, np.float64)
+        and logits.dtype in _WIDE
         and 0 < logits.shape[-1] <= MAX_CLASSES
         and logits.size > 0
     )
@@ -75,11 +76,14 @@ def soft_cross_entropy_gradient(logits: Any, targets: Any, grad: Any) -> Any:
     array of their dtype, shape (..., n_classes)
     """
     out = _device.empty(logits, logits.shape, logits.dtype)
-    if grad.ndim != 1:  # one axis is read with its stride: that of a mean is 0
-        grad = packed(grad)
-    given = packed(logits), packed(targets), grad, out, logits.shape[-1]
+    given = packed(logits), packed(targets), _of_rows(grad), out, logits.shape[-1]
     launch_planned(_soft_gradient, (), given)
     return out
+
+
+def _of_rows(grad):
+    """Give a gradient of each row; one axis is read with its stride: that of a mean is 0."""
+    return grad if grad.ndim == 1 else packed(grad)
 
 
 def _soft_gradient(options, args):
@@ -165,7 +169,11 @@ def label_cross_entropy_gradient(
         _label_gradient,
         (bool(label_smoothing),),
         (
-            *map(packed, (logits, lse, up, down, labels)),
+            packed(logits),
+            packed(lse),
+            _of_rows(up),
+            _of_rows(down),
+            packed(labels),
             out,
             n,
             dtype.type(1 - label_smoothing),

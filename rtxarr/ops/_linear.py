@@ -75,8 +75,13 @@ def linear(x, weight, bias=None):
     return (_affine_on_device if is_device_array(x) else _affine_in_single)(x, weight, bias)
 
 
+def _x_rule(g, weight, x_shape):
+    out = matmul(_rows(g), weight)
+    return out if len(x_shape) == 2 else reshape(out, x_shape)
+
+
 linear.defvjps(
-    x=lambda g, weight, x_shape: reshape(matmul(_rows(g), weight), x_shape),
+    x=_x_rule,
     weight=lambda g, x: matmul(matrix_transpose(_rows(g)), _rows(x)),
     bias=lambda g: _column_sums(_rows(g)),
 )
