@@ -44,6 +44,17 @@ def test_gradient_has_shape_and_dtype_of_its_tensor(device, dtype):
     assert y.grad.shape == y.shape and y.grad.dtype == y.dtype
 
 
+def test_the_gradient_of_a_scalar_may_be_written_into(device):
+    """It begins as a one that is kept, of which leaves get copies."""
+    for function in (rx.positive, lambda x: rx.reshape(x, (1,)), lambda x: x):
+        for _ in range(2):
+            x = leaf(3.0, "float32")
+            out = function(x)
+            out.backward()
+            assert_close(x.grad, np.float32(1))
+            x.grad[...] = 7
+
+
 @pytest.mark.parametrize("name", ["where", "maximum"])
 def test_float32_gradients_stay_float32(device, name):
     x = leaf([1.0, 2.0, 3.0], "float32")

@@ -7,6 +7,7 @@ import pytest
 import rtxarr as rx
 from rtxarr import _device, geom
 from rtxarr.geom import _bins, _edges
+from rtxarr.geom._aggregate import weighted_sum
 from rtxarr.kernels.gather import gather_reduce
 from rtxarr.testing import assert_close
 
@@ -295,6 +296,24 @@ def test_aggregates_and_gradients_are_those_of_the_cpu(both_paths, skewed, op, d
     for a, exact, size in zip(found, want, sizes, strict=True):
         assert a.dtype == np.dtype(dtype)
         near(a, exact, np.abs(size), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("n_features", [1, 3, 8])
+def test_a_bias_is_added_to_the_bit_as_in_a_step_of_its_own(place, skewed, n_features, dtype):
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((skewed.n_src, n_features)).astype(dtype)
+    weight, bias = (rng.standard_normal(n).astype(dtype) for n in (skewed.n_edges, n_features))
+    graph = skewed.to_device(place)
+    given = [there(a, place) for a in (x, weight, bias)]
+    kernel_adds = np.dtype(dtype).itemsize > 2  # halves would be rounded once, not twice
+    assert _edges.adds_bias(given[1], given[0], given[2]) == kernel_adds
+    got = weighted_sum(graph, *given)
+    alone = geom.aggregate(graph, given[0], weight=given[1])
+    assert_close(got, alone + given[2], exact=True)
+    lonely = np.asarray(skewed.in_degrees) == 0
+    assert lonely.any()
+    assert (_device.to_device(got, "cpu")[lonely] == bias).all()
 
 
 def test_weights_that_do_not_change_are_sorted_once(both_paths, skewed, monkeypatch):
