@@ -408,6 +408,33 @@ def test_replayed_steps_are_the_eager_ones(name, place, launches, request):
     compare(eager, recorded)
 
 
+@pytest.mark.sim
+def test_an_eager_step_between_replays_is_not_seen_by_them(place, launches):
+    if place != "cpu":
+        pytest.skip("the tests on a GPU capture steps")
+    kinds = []
+    for _ in range(2):
+        params = make(place, "float32", [5, 33])
+        given = [[p.grad * factor for p in params] for factor in (1, 3)]
+        kinds.append((params, optim.Adam(params), given))
+
+    def step(kind, i):
+        params, optimizer, given = kind
+        for param, grad in zip(params, given[i], strict=True):
+            param.grad = grad
+        optimizer.step()
+
+    eager, recorded = kinds
+    step(recorded, 0)
+    replay = captured(lambda: step(recorded, 0), launches)
+    step(recorded, 1)
+    replay()
+    for i in (0, 0, 1, 0):
+        step(eager, i)
+    for a, b in zip(recorded[0], eager[0], strict=True):
+        assert_close(a, b, exact=True)
+
+
 def compare(eager, recorded):
     for a, b in zip(recorded[1], eager[1], strict=True):
         assert_close(a, b, exact=True)
