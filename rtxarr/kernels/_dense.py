@@ -72,10 +72,6 @@ def packed(x):
         return x
     if not is_device_array(x):
         return namespace(x).asarray(x, copy=True, order="C")
-    return x.copy(order="C") if x.size < 1 << 15 else _large(x)
-
-
-def _large(x):
     from rtxarr.kernels import transpose
 
     return transpose.contiguous(x)

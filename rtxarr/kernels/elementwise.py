@@ -20,7 +20,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._device import is_device_array, launch, namespace
-from rtxarr.dtypes import is_half
+from rtxarr.dtypes import FLOATING, is_half
 from rtxarr.kernels.multi_tensor import contiguous
 
 __all__ = [
@@ -41,6 +41,7 @@ BINARY = ("add", "divide", "maximum", "minimum", "multiply", "subtract")
 # From this many elements on CuPy's kernels take longer than a launch.
 _FEWEST = 65_536
 _NUMBERS = (int, float)
+_TAKEN = FLOATING - {np.dtype("float64")}
 
 
 def preferred(name: str, otherwise: Callable) -> Callable:
@@ -117,20 +118,27 @@ def binary(name: str) -> Callable[[Any, Any], Any]:
             return None
         if y.dtype != x.dtype or _place(y) != _place(x) or _address(y) % 16:
             return None
-        from rtxarr.kernels._elementwise_cuda import binary_with_row
-
-        kernel = binary_with_row(name, x.dtype, side)
-        n_columns, repeats = _row_of(y, x)
-        if not n_columns or n_columns % kernel.per_thread:
+        found = row_plan(x.dtype, side, y.shape, x.shape)
+        if found is None:
             return None
-        n_rows = x.size // n_columns
-        n_columns //= kernel.per_thread
-        if n_rows > _most_rows(n_columns):
-            return None
+        kernel, *sizes = found
         out = _empty_like(x, x.dtype)
         addresses = (_address(x), _address(y), _address(out))
-        launch(kernel, (n_columns, n_rows), (*addresses, n_columns, n_rows, repeats))
+        launch(kernel, tuple(sizes[:2]), (*addresses, *sizes))
         return out
+
+    @functools.lru_cache(maxsize=256)
+    def row_plan(dtype, side, of_row, shape):
+        """Give the kernel, columns, rows and repeats; None for rows that it does not take."""
+        from rtxarr.kernels._elementwise_cuda import binary_with_row
+
+        kernel = binary_with_row(name, dtype, side)
+        n_columns, repeats = _row_of(of_row, shape)
+        if not n_columns or n_columns % kernel.per_thread:
+            return None
+        n_rows = math.prod(shape) // n_columns
+        n_columns //= kernel.per_thread
+        return None if n_rows > _most_rows(n_columns) else (kernel, n_columns, n_rows, repeats)
 
     def run(x, y, form):
         if not _fits(x) or y.dtype != x.dtype or _place(y) != _place(x):
@@ -229,8 +237,7 @@ def convert(x: Any, dtype: Any) -> Any:
 
 def _fits(x):
     """Tell whether all of ``x`` can be read 16 bytes at a time on the current GPU."""
-    dtype = x.dtype
-    if not (dtype == np.float32 or is_half(dtype)) or not _is_dense(x) or _address(x) % 16:
+    if x.dtype not in _TAKEN or not _is_dense(x) or _address(x) % 16:
         return False
     if _device._SIMULATING:
         return True
@@ -251,22 +258,22 @@ def _is_one(x, like):
     return x.shape == like.shape and not any(x.strides)
 
 
-def _row_of(y, x):
-    """Return the length of rows of ``y`` and how often each comes in ``x``; 0, 0 where it does not.
+def _row_of(rows, whole):
+    """Return the length of rows of one shape and how often each comes in another; 0, 0 for none.
 
-    In C order the axes of ``y`` are those of ``x``, then ones, then those of ``x``.
+    In C order the axes of the rows are those of the whole, then ones, then those of the whole.
     """
-    if y.ndim > x.ndim:
+    if len(rows) > len(whole):
         return 0, 0
-    axis, shape = x.ndim, (1,) * (x.ndim - y.ndim) + y.shape
+    axis, shape = len(whole), (1,) * (len(whole) - len(rows)) + rows
     length = repeats = 1
-    while axis and shape[axis - 1] == x.shape[axis - 1]:
+    while axis and shape[axis - 1] == whole[axis - 1]:
         axis -= 1
         length *= shape[axis]
     while axis and shape[axis - 1] == 1:
         axis -= 1
-        repeats *= x.shape[axis]
-    return (length, repeats) if shape[:axis] == x.shape[:axis] else (0, 0)
+        repeats *= whole[axis]
+    return (length, repeats) if shape[:axis] == whole[:axis] else (0, 0)
 
 
 def _most_rows(n_columns):

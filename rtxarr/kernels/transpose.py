@@ -12,7 +12,7 @@ from rtxarr._device import _SIMULATING, empty, is_device_array, launch_planned, 
 
 __all__ = ["contiguous", "word"]
 
-_FEWEST = 4 if _SIMULATING else 1 << 15  # elements; fewer are copied as fast by CuPy
+_FEWEST = 4 if _SIMULATING else 1 << 12  # elements; fewer are copied as fast by CuPy
 _LEAST = 2 if _SIMULATING else 8  # along either side; less is hardly transposed
 
 
