@@ -71,17 +71,17 @@ def attend(
 
 
 def _by_logits(graph, values, logits, *, dropout_rate, generator):
-    place = _place(graph, values, dropout_rate, generator)
+    place = _place(graph, values.shape[1], dropout_rate, generator)
     options = {"graph": graph, "slope": 1.0, **place}
     return _fused.additive_attention(values, None, None, logits, **options)[0]
 
 
-def _place(graph, values, rate, generator):
+def _place(graph, n_heads, rate, generator):
     """Set aside the random words of what is dropped: one for each edge and head."""
     if not rate:
         return {}
     source = generator_or_default(generator)
-    return {"place": source.dropout_place(graph.n_edges * values.shape[1]), "rate": float(rate)}
+    return {"place": source.dropout_place(graph.n_edges * n_heads), "rate": float(rate)}
 
 
 def attend_additive(
@@ -91,7 +91,7 @@ def attend_additive(
 
     All have shape (n, n_heads), but for the values.
     """
-    place = _place(graph, values, dropout_rate, generator)
+    place = _place(graph, values.shape[1], dropout_rate, generator)
     options = {"graph": graph, "slope": slope}
     out, _ = _fused.additive_attention(values, src, dst, edge, **options, **place)
     if not return_attention:
@@ -104,13 +104,15 @@ def attend_projected(
 ):
     """Attend additively to the very nodes that attend, or to more that come after them.
 
-    The terms are products of the values with ``src`` and ``dst``, of shape (n_heads, n_features).
+    The terms are products of the values with ``src`` and ``dst``, of shape (..., n_heads,
+    n_features). The values may have their heads side by side in one axis, as the result then has.
     """
-    place = _place(graph, values, dropout_rate, generator)
+    place = _place(graph, src.shape[-2], dropout_rate, generator)
     options = {"graph": graph, "slope": slope}
     out, _ = _fused.projected_attention(values, src, dst, edge, **options, **place)
     if not return_attention:
         return out, None
+    values = _fused.in_heads(values, src)
     src, dst = _fused.head_dots(values, src, dst, graph)
     return out, _weights("additive", values, src, dst, None, edge, graph, slope)
 
@@ -133,7 +135,7 @@ def attend_mlp(
         logits = _of_edges(graph, score, src, dst, edge)
         out = _by_logits(graph, src, logits, dropout_rate=dropout_rate, generator=generator)
         return out, edge_softmax(graph, logits) if return_attention else None
-    place = _place(graph, src, dropout_rate, generator)
+    place = _place(graph, src.shape[1], dropout_rate, generator)
     out, _ = _fused.mlp_attention(src, dst, vector, rows, graph=graph, slope=slope, **place)
     if not return_attention:
         return out, None
@@ -150,7 +152,7 @@ def attend_dot(
     scale = 1 / math.sqrt(query.shape[-1])
     rows = _rows(graph, value, edge, project)
     if edge is None or rows is not None:
-        place = _place(graph, value, dropout_rate, generator)
+        place = _place(graph, value.shape[1], dropout_rate, generator)
         out, _ = _fused.dot_attention(value, key, query, rows, graph=graph, scale=scale, **place)
         if not return_attention:
             return out, None

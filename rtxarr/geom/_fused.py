@@ -65,10 +65,18 @@ def projected_attention(
     """Attend additively, to the very nodes that attend, or to more that come after them.
 
     The terms of sources and destinations are the products of the values with a vector of each
-    head.
+    head; there may be an axis of length one before the vectors'. Values whose heads lie side by
+    side in one axis give means that do.
     """
-    src, dst = head_dots(values, vector_src, vector_dst, graph)
-    return _attend("additive", values, src, dst, None, edge, graph, slope, place, rate)
+    heads = in_heads(values, vector_src)
+    src, dst = head_dots(heads, vector_src, vector_dst, graph)
+    out, kept = _attend("additive", heads, src, dst, None, edge, graph, slope, place, rate)
+    return (out if heads is values else reshape(out, (out.shape[0], values.shape[1]))), kept
+
+
+def in_heads(values, vector):
+    """Give values with an axis of heads, if they have none."""
+    return values if values.ndim == 3 else reshape(values, (values.shape[0], *vector.shape[-2:]))
 
 
 def head_dots(values, vector_src, vector_dst, graph):
@@ -242,6 +250,16 @@ def _dot_rule(g, out, values, key, query, edge, graph, scale, place, rate):
 
 
 def _projected_rule(g, out, values, vector_src, vector_dst, edge, graph, slope, place, rate):
+    vectors, given = (vector_src, vector_dst), (edge, graph, slope, place, rate)
+    shape, values = values.shape, in_heads(values, vector_src)
+    if len(shape) == 2:
+        g, out = ((in_heads(x[0], vector_src), x[1]) for x in (g, out))
+    of_values, *of_vectors, of_edge = _of_projected(g, out, values, *vectors, *given)
+    of_vectors = [reshape(x, vector_src.shape) for x in of_vectors]
+    return reshape(of_values, shape), *of_vectors, of_edge
+
+
+def _of_projected(g, out, values, vector_src, vector_dst, edge, graph, slope, place, rate):
     src, dst = head_dots(values, vector_src, vector_dst, graph)
     given = (g, out, values, src, dst, None, edge, graph, slope, place, rate)
     if _by_kernels(values):

@@ -52,7 +52,8 @@ class _Attention(Layer):
 
     def _put_together(self, out):
         if self.concat:
-            return reshape(out, (out.shape[0], self.heads * self.out_channels))
+            wide = out.shape[0], self.heads * self.out_channels
+            return out if out.ndim == 2 else reshape(out, wide)
         return mean(out, axis=1)
 
 
@@ -177,19 +178,19 @@ class GATConv(_Attention):
     ) -> Any:
         """Do all but the multiplication of ``x`` with ``W``: ``z`` is the product, or a pair."""
         src, dst = pair(graph, z)
-        values = self._per_head(src)
-        dst = None if dst is src or not isinstance(z, tuple) else self._per_head(dst)
+        apart = dst is not src and isinstance(z, tuple)
+        values = src if self.concat and not apart else self._per_head(src)
         graph, edge_attr = self._edges(graph, edge_attr)
         edge = None if edge_attr is None else edge_attr @ self._edge_vectors().T
         options = {"slope": self.slope, "return_attention": return_attention, **self._drops()}
-        if dst is None:
-            vectors = (reshape(x, x.shape[1:]) for x in (self.att_src, self.att_dst))
-            attend = _attending(graph).attend_projected
-            out, alpha = attend(graph, values, *vectors, edge, **options)
-        else:
+        if apart:
+            dst = self._per_head(dst)
             terms = sum(values * self.att_src, axis=-1), sum(dst * self.att_dst, axis=-1)
             attend = _attending(graph).attend_additive
             out, alpha = attend(graph, values, *terms, edge, **options)
+        else:
+            attend = _attending(graph).attend_projected
+            out, alpha = attend(graph, values, self.att_src, self.att_dst, edge, **options)
         out = with_bias(self._put_together(out), self.bias)
         return (out, (graph, alpha)) if return_attention else out
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from rtxarr.geom import _messages
 from rtxarr.geom._aggregate import aggregate, edge_softmax, sddmm
+from rtxarr.geom._fused import in_heads
 from rtxarr.geom._gcn import gcn_norm
 from rtxarr.geom._graph import Graph
 from rtxarr.geom._loops import looped
@@ -67,6 +68,7 @@ def attend_additive(graph, values, src, dst, edge=None, *, slope, **drops):
 
 def attend_projected(graph, values, src, dst, edge=None, **options):
     """Attend as :func:`rtxarr.geom._attend.attend_projected`."""
+    values = in_heads(values, src)
     src, dst = sum(values * src, axis=-1), sum(values[: graph.n_dst] * dst, axis=-1)
     return attend_additive(graph, values, src, dst, edge, **options)
 
