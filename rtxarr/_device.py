@@ -152,23 +152,26 @@ def constant(like: Any, make: Any, *key: Any, dtype: Any = None) -> Any:
     """
     if not is_device_array(like):
         return namespace(like).asarray(make(*key), dtype=dtype)
-    from rtxarr._replay import kept_resources
-
     found = _on_gpu(like.data.device_id, make, key, dtype)
-    own = kept_resources()
+    own = _replay().kept_resources()
     if own is not None:  # the cache may drop it, a graph may not
         own[like.data.device_id, make, key, dtype] = found
     return found
 
 
+@functools.cache
+def _replay() -> ModuleType:
+    from rtxarr import _replay as found  # it imports this file
+
+    return found
+
+
 @functools.lru_cache(maxsize=512)
 def _on_gpu(device_id: int, make: Any, key: tuple, dtype: Any) -> Any:
-    from rtxarr._replay import recorder
-
     cupy = _cupy()
     with cupy.cuda.Device(device_id):
         stream = cupy.cuda.get_current_stream()
-        if recorder() is not None:  # the step that is recorded is not to copy it again
+        if _replay().recorder() is not None:  # the step that is recorded is not to copy it again
             stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             found = cupy.asarray(np.asarray(make(*key), dtype=dtype))
@@ -186,8 +189,8 @@ def empty(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 def nothing(like: Any, dtype: Any) -> Any:
     """Return an array without elements where ``like`` is: the same one each time."""
-    place = None if isinstance(like, _HOST) else like.data.device_id
-    return _without_elements(type(like), place, dtype)
+    kind: Any = type(like)
+    return _without_elements(kind, None if kind is np.ndarray else like.data.device_id, dtype)
 
 
 @functools.cache

@@ -229,7 +229,7 @@ def apply(op: Op, args, kwargs):
         args = [state.tracing.lift(x) for x in args]
         kwargs = {name: state.tracing.lift(x) for name, x in kwargs.items()}
     if kwargs:
-        kwargs = {name: raw_of(value) for name, value in kwargs.items()}
+        kwargs = {k: x.data if isinstance(x, Tensor) else x for k, x in kwargs.items()}
     raw = []
     edges: list[tuple] = []
     tracked: tuple[int, ...] = ()

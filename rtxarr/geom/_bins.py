@@ -37,9 +37,13 @@ class Level(NamedTuple):
 
 def bins(graph: Any) -> tuple[Level, ...]:
     """Give the levels of a graph's destinations; made once for each graph, which waits for it."""
+    return graph.once("bins", lambda: _dealt_out(graph))
+
+
+def _dealt_out(graph):
     from rtxarr.geom._graph import _like
 
-    return graph.once("bins", lambda: _like(graph, deal_out, graph.indptr))
+    return _like(graph, deal_out, graph.indptr)
 
 
 def deal_out(indptr: Any, n_edges: int | None = None, n_parts: int | None = None) -> tuple:

@@ -73,6 +73,10 @@ def _reduce(op: str, graph: Any, n_features: int, message: Callable, like: Any) 
 
 def edges_of(graph: Any) -> Edges:
     """Give the edges of a graph as kernels take them."""
+    return graph.once("edges", lambda: _edges_of(graph))
+
+
+def _edges_of(graph):
     ids = None if graph.is_ordered else graph.edge_ids
     return Edges(graph.indptr, graph.indices, ids, bins(graph))
 
@@ -175,12 +179,11 @@ def biased_sum(weight, x, bias, /, *, graph):
 def adds_bias(weight: Any, x: Any, bias: Any) -> bool:
     """Tell whether a kernel adds a bias to the sums: where the bits are those of two steps."""
     dtype = x.dtype
+    right = runs_kernels(x) and dtype in FLOATING and accumulator(dtype) == dtype
     return (
-        runs_kernels(x)
-        and weight.ndim == bias.ndim == 1
-        and x.ndim == 2
-        and weight.dtype == bias.dtype == dtype == accumulator(dtype)
-        and dtype in FLOATING
+        right
+        and weight.dtype == bias.dtype == dtype
+        and (weight.ndim, x.ndim, bias.ndim) == (1, 2, 1)
     )
 
 

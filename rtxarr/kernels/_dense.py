@@ -68,7 +68,7 @@ def memory_order(x):
 
 def packed(x):
     """Give an array whose elements lie row by row in memory, which may be ``x`` itself."""
-    if contiguous(x):
+    if getattr(x, "_c_contiguous", False) or contiguous(x):  # spares most a call
         return x
     if not is_device_array(x):
         return namespace(x).asarray(x, copy=True, order="C")

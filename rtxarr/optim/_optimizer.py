@@ -254,9 +254,10 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Forget the gradients of all parameters."""
-        for param in self._params():
-            if param.requires_grad:
-                param.grad = None
+        for group in self.groups:
+            for param in group["params"]:
+                if param.node is not None:
+                    param.grad = None
 
     @property
     def lr(self) -> float:
