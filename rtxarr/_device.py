@@ -190,7 +190,8 @@ def empty(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 def nothing(like: Any, dtype: Any) -> Any:
     """Return an array without elements where ``like`` is: the same one each time."""
     kind: Any = type(like)
-    return _without_elements(kind, None if kind is np.ndarray else like.data.device_id, dtype)
+    place = None if isinstance(like, _HOST) else like.data.device_id
+    return _without_elements(kind, place, dtype)
 
 
 @functools.cache
