@@ -44,6 +44,7 @@ __all__ = [
     "is_floating",
     "is_half",
     "is_inexact",
+    "is_integral",
     "isdtype",
     "result_type",
 ]
@@ -235,6 +236,11 @@ def is_complex(dtype: Any) -> _PY_BOOL:
 def is_inexact(dtype: Any) -> _PY_BOOL:
     """Tell whether ``dtype`` (as arrays have it) is a floating or complex type; fast, cached."""
     return (_NUMPY_KINDS[dtype] if isinstance(dtype, np.dtype) else _foreign_kind(dtype)) in "fc"
+
+
+def is_integral(dtype: Any) -> _PY_BOOL:
+    """Tell whether ``dtype`` (as arrays have it) is an integer type; fast, cached."""
+    return _kind(dtype) in "iu"
 
 
 def is_half(dtype: Any) -> _PY_BOOL:

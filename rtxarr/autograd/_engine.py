@@ -19,6 +19,13 @@ _FREED = object()
 _accumulating = threading.Lock()  # threads that share parameters add to the same leaves
 
 
+@functools.cache
+def _ops():
+    from rtxarr import ops  # they are made with the tape
+
+    return ops
+
+
 class Samples:
     """Leaves whose gradient is wanted for each sample; see ``per_sample_gradients``."""
 
@@ -369,8 +376,7 @@ def _sum(x, y):
     """Add two gradients: on the CPU by the operator, which is quicker, on a GPU by the kernel."""
     if not _device.is_device_array(x):
         return x + y
-    from rtxarr import ops
-
+    ops = _ops()
     return ops.add(x, y)
 
 
@@ -400,8 +406,7 @@ def _check_unchanged(op, guard, version):
 
 def _as_tensors(node, saved):
     """Wrap saved inputs and outputs in tensors that stand at their place in the graph."""
-    from rtxarr import ops
-
+    ops = _ops()
     plan = node.plan
     edges = dict(zip(plan.tracked, node.edges, strict=True))
 
@@ -441,16 +446,14 @@ def _is_complex(g):
 
 
 def _conj(g):
-    from rtxarr import ops
-
+    ops = _ops()
     if type(g) in (list, tuple):
         return [None if part is None else _conj(part) for part in g]
     return ops.conj(g)
 
 
 def _cast(g, dtype):
-    from rtxarr import ops
-
+    ops = _ops()
     if _is_complex(g) and not is_complex(dtype):
         g = ops.real(g)
     return ops.astype(g, dtype, copy=False)
@@ -468,8 +471,7 @@ def _fitted(plan, k, gx, shape):
 
 def unbroadcast(g, shape):
     """Sum ``g`` over the axes along which an array of ``shape`` was broadcast."""
-    from rtxarr import ops
-
+    ops = _ops()
     axes, keepdims = _broadcast_axes(g.shape, shape)
     if axes:
         g = ops.sum(g, axis=axes, keepdims=keepdims)
@@ -514,8 +516,7 @@ def _may_overlap(x, others):
 
 def _route_mask(plan, k, g, gx, mask, saved, shape):
     """Zero what ``where`` masked out and say which elements of the input remain."""
-    from rtxarr import ops
-
+    ops = _ops()
     op = plan.op
     if plan.mask_calls[k] is not None:
         chosen = ops.broadcast_to(plan.mask_calls[k](g, saved), g.shape)
@@ -536,8 +537,7 @@ def _route_mask(plan, k, g, gx, mask, saved, shape):
 
 def _without_rows(saved, rows, mask):
     """Give saved values with zeros in the rows that were masked out, which may hold anything."""
-    from rtxarr import ops
-
+    ops = _ops()
     masks = (*(rows if type(rows) is tuple else (rows,)), mask)  # statistics have a shape of rows
 
     def cleared(value):
@@ -554,8 +554,7 @@ def _without_rows(saved, rows, mask):
 
 def _route_rows(plan, k, gx, rows, shape):
     """Zero the rows that were masked out; parameters have gradients without them already."""
-    from rtxarr import ops
-
+    ops = _ops()
     if plan.tracked[k] != 0:
         return gx, None
     rows = rows[0] if type(rows) is tuple else rows

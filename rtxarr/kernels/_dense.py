@@ -72,9 +72,9 @@ def packed(x):
         return x
     if not is_device_array(x):
         return namespace(x).asarray(x, copy=True, order="C")
-    from rtxarr.kernels import transpose
+    from rtxarr.kernels.transpose import contiguous as copied
 
-    return transpose.contiguous(x)
+    return copied(x)
 
 
 def _address(x):

@@ -9,7 +9,7 @@ import numpy as np
 from rtxarr._checks import check_range, check_range_if_asked
 from rtxarr._device import Device, device_of
 from rtxarr.autograd._tape import raw
-from rtxarr.dtypes import is_floating, isdtype
+from rtxarr.dtypes import is_floating, is_integral
 
 
 def check_floating(**arrays):
@@ -27,7 +27,7 @@ def check_floating(**arrays):
 def check_index(name, index, n):
     """Refuse anything but integers, and, as far as the host can see, any not in ``[0, n)``."""
     index = raw(index)
-    if not hasattr(index, "dtype") or not isdtype(index.dtype, "integral"):
+    if not hasattr(index, "dtype") or not is_integral(index.dtype):
         kind = getattr(index, "dtype", type(index).__name__)
         raise TypeError(f"{name} must be an array of integers, got {kind}")
     on_host = isinstance(index, (np.ndarray, np.generic))

@@ -9,6 +9,7 @@ from rtxarr._checks import check_range
 from rtxarr._device import device_of, to_device
 from rtxarr.autograd._op import differentiable
 from rtxarr.dtypes import is_inexact
+from rtxarr.kernels import spmm as kernels
 from rtxarr.ops._half import rounded_once
 from rtxarr.ops._index import take
 from rtxarr.ops._reduce import sum
@@ -155,12 +156,10 @@ def spmm(values, dense, /, pattern, *, transpose=False):
 
 @rounded_once
 def _multiply(values, dense, pattern, transpose):
-    from rtxarr.kernels.spmm import spmm
-
     order = pattern.order if transpose else None
     side = pattern.T if transpose else pattern
     pieces, rows = side.pieces
-    return spmm(values, dense, pieces, side.indices, order=order, rows=rows)
+    return kernels.spmm(values, dense, pieces, side.indices, order=order, rows=rows)
 
 
 def _values_rule(g, dense, pattern, transpose):
