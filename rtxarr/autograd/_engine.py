@@ -159,6 +159,10 @@ def _starting_gradient(tensor, grad):
                 "grad must be given for an output that is not a real scalar, got shape "
                 f"{data.shape} and dtype {data.dtype}"
             )
+        if _device.is_device_array(data):  # at half the cost of ones_like
+            ones = _device.empty(data, data.shape, data.dtype)
+            ones.fill(1)
+            return ones
         return _device.namespace(data).ones_like(data)
     if not isinstance(grad, Tensor):
         xp = _device.namespace(data)
