@@ -293,11 +293,13 @@ def _add_modules(item, found, above):
     else:
         parts, above = item.values() if isinstance(item, dict) else item, (*above, item)
     for part in parts:
-        if isinstance(part, _HOLDERS):
+        if type(part) not in _LEAVES and part is not _NOTHING and isinstance(part, _HOLDERS):
             _add_modules(part, found, above)
 
 
 _HOLDERS = Module, list, tuple, dict
+# Most of what a module has: told at less cost than what may hold another.
+_LEAVES, _NOTHING = frozenset((Parameter, bool, int, float, str, type(None))), ()
 
 
 def _named_modules(module, prefix, seen):

@@ -170,9 +170,10 @@ def cross_entropy_cases():
         for flags in [(False, False), (True, True)]:
             signature = (values, ("int64", 1, "C"), ("bool", 1, "C"), sums, sums, *numbers)
             yield f"label-losses-{n}-{name}-{flags}", label_losses(dtype, plan, *flags), signature
-            signature = (values, *(sums,) * 3, ("int32", 1, "C"), values, *numbers)
             kernel = label_gradient(dtype, plan, flags[0])
-            yield f"label-gradient-{n}-{name}-{flags[0]}", kernel, signature
+            for grad in (sums, (scalar, 1, "A")):
+                signature = (values, sums, grad, grad, ("int32", 1, "C"), values, *numbers)
+                yield f"label-gradient-{n}-{name}-{flags[0]}-{grad[2]}", kernel, signature
 
 
 def activation_cases():
@@ -539,6 +540,7 @@ def gather_cases():
         "mean": ("mean", None, None, "x"),
         "max": ("filled", None, None, "x"),
         "weighted": ("plain", None, "x", "x"),
+        "biased": ("biased", "x", "x", "x"),
         "scaled": ("plain", None, "wide", "x"),
         "squares": ("mean", "wide", None, "x"),
         "ties": ("share", "x", "x", "wide"),
@@ -554,13 +556,14 @@ def gather_cases():
         end, *others = kinds[kind]
         arrays = [name, *({"x": name, "wide": wide}.get(t) for t in others)]
         types = Types(*(t if t is None else dtype_of(t) for t in arrays))
-        real = "sum" if kind == "mean" else kind
+        real = {"mean": "sum", "biased": "weighted"}.get(kind, kind)
         flags = {"ordered": width > 1, "headed": width > 1} if kind == "weighted" else {}
         kernel = reduction(real, end, width, types, gathered=True, **flags)
         index = "int32" if width > 1 else "int64"
         yield f"{kind}-{name}-{width}", kernel, signature(arrays, index, True)
-        if kind in ("mean", "max", "ties"):  # which end in three ways
-            arrays = [wide, None, arrays[2] if kind == "ties" else None, arrays[3]]
+        if kind in ("mean", "max", "ties", "biased"):  # which end in four ways
+            own = arrays[1] if kind == "biased" else None
+            arrays = [wide, own, arrays[2] if kind == "ties" else None, arrays[3]]
             types = Types(*(t if t is None else dtype_of(t) for t in arrays))
             joined = "max" if kind == "max" else "sum"
             kernel = reduction(joined, end, width, types, gathered=False)
