@@ -70,7 +70,7 @@ class _Plan:
 
     __slots__ = (
         "_owned", "a", "algo", "alpha", "b", "beta", "candidates", "desc", "digest", "dtype",
-        "lock", "offsets", "out", "results", "scalars", "shape", "slot", "slot_address",
+        "given", "lock", "offsets", "out", "results", "scalars", "shape", "slot", "slot_address",
         "workspace",
     )  # fmt: skip
 
@@ -94,6 +94,7 @@ class _Plan:
         self.lock = threading.Lock()  # between setting a pointer and starting
         self.slot = np.zeros(1, np.int64)
         self.slot_address = self.slot.ctypes.data
+        self.given: tuple | None = ()  # the pointers that ``desc`` has
         self.candidates: Any = None
 
     def own(self, handle: int, destroy: Any) -> int:
@@ -254,9 +255,12 @@ class CublasLt:
     def _start(self, plan, device_id, stream, memory, pointers):
         a_pointer, b_pointer, out_pointer, addend_pointer = memory
         desc = plan.desc
-        for attribute, pointer in pointers:
-            plan.slot[0] = pointer
-            self._set(desc, attribute, plan.slot_address, 8)
+        if pointers != plan.given:  # those of parameters stay
+            plan.given = None
+            for attribute, pointer in pointers:
+                plan.slot[0] = pointer
+                self._set(desc, attribute, plan.slot_address, 8)
+            plan.given = pointers
         size = plan.workspace
         workspace = self.workspace(device_id, stream) if size else 0
         handle = self._handles[device_id]
