@@ -34,6 +34,7 @@ __all__ = [
     "matmul_dgelu",
     "matmul_drelu",
     "matmul_fp8",
+    "matmul_into",
     "matmul_with_aux",
     "prepare",
     "refusal",
@@ -204,11 +205,12 @@ def try_matmul(
     or_unsplit: bool = False,
     addend: Any = None,
     scale: float = 1.0,
+    apart: bool = False,
 ) -> Any:
     """Return what :func:`matmul` does, or None where cuBLASLt cannot compute it.
 
     ``or_unsplit``: where it would only split the sum in a way that may lose part of it, let it not
-    split it, however slow that is.
+    split it, however slow that is. ``apart``: that ``out`` shares no memory with the operands.
     """
     library = _loaded[0] if _loaded else _load()
     if library is None:
@@ -227,9 +229,9 @@ def try_matmul(
         if addend is not None:
             if type(addend) is not library.array:
                 raise Unsupported("an array that is not CuPy's")
-            if out is not None:
+            if out is not None and not apart:
                 raise Unsupported("an addend beside an out")
-        if out is not None and (
+        if (out is not None and not apart) and (
             library.may_share_memory(out, a) or library.may_share_memory(out, b)
         ):
             raise Unsupported("an out that may overlap an operand")
@@ -346,6 +348,18 @@ def matmul(
         )
     out[...] = result
     return out
+
+
+def matmul_into(a: Any, b: Any, out: Any, **options: Any) -> Any:
+    """Write what :func:`matmul` gives to ``out`` and return it; None where that takes a copy.
+
+    ``out`` is of the result's shape and dtype, contiguous, and shares no memory with the operands.
+    """
+    if is_device_array(a):
+        return try_matmul(a, b, out=out, apart=True, **options)
+    if options or a.dtype != b.dtype or a.dtype != out.dtype or is_half(out.dtype):
+        return None
+    return np.matmul(a, b, out=out)
 
 
 def _wide(xp, x):

@@ -20,7 +20,7 @@ from rtxarr import _device
 from rtxarr.autograd._tape import mark_changed
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _aot_data as data
-from rtxarr.polygraph import _bundle
+from rtxarr.polygraph import _bundle, _cpu_memory
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._admission import bytes_of
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of, read_kind
@@ -495,6 +495,9 @@ class _Cpu(_Numpy):
             )
         return ""
 
+    def arena(self, n_bytes: int, parts: Sequence) -> tuple[Callable, Callable | None]:
+        return _cpu_memory.arena(n_bytes, parts)
+
     def kernel(self, kernel: dict, loops: Loops) -> Callable:
         from rtxarr.polygraph._cpu_start import starter
         from rtxarr.polygraph.codegen._ufuncs import address
@@ -521,6 +524,7 @@ class _Cuda(_Numpy):
 
         self._backend = Precompiled(mode)
         self.empty = self._backend.empty  # type: ignore[method-assign]
+        self.arena = self._backend.arena
         self.xp = _device._device_namespace(_device.Device("cuda"))
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,10 @@ class CpuBackend:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return _cpu_memory.empty(shape, dtype)
+
+    def arena(self, n_bytes: int, parts: Sequence) -> tuple[Callable, Callable | None]:
+        """Return what gives arrays that lie in one block, and what takes them back."""
+        return _cpu_memory.arena(n_bytes, parts)
 
     def source(self, loops: Loops) -> str:
         """Return the LLVM assembly of a kernel."""

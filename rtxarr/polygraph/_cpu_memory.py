@@ -8,9 +8,12 @@ array that is gone is kept for the next of about its size.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from rtxarr.polygraph._arena import ALIGNMENT, KEPT
 
 LEAST = 1 << 20  # bytes of an array for which a block is worth it
 MOST_KEPT = 256 << 20  # bytes of blocks that no array uses
@@ -52,6 +55,38 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
             _kept.pop(next(iter(list(_kept)), 0), None)
         block = np.empty(size, np.uint8).view(_Block)
     return np.ndarray(shape, dtype, block.view(_Lent))
+
+
+def arena(
+    n_bytes: int, parts: Sequence[tuple[int, tuple[int, ...], Any]]
+) -> tuple[Callable[[], list], Callable[[list], None] | None]:
+    """Return what gives arrays that lie in one block, and what takes them back.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Of the block. A large one is not kept: None takes it back.
+    parts : sequence of (int, tuple of int, dtype)
+        Where each array begins, its shape and dtype. What begins at one place with one shape and
+        dtype is one array.
+    """
+    free: list[list] = []  # as many as there were calls at one time
+
+    def make() -> list:
+        block = empty((n_bytes + ALIGNMENT,), np.dtype(np.uint8))
+        start = -block.ctypes.data % ALIGNMENT
+        made = {
+            part: np.ndarray(*part[1:], block, start + part[0]) for part in dict.fromkeys(parts)
+        }
+        return [made[part] for part in parts]
+
+    def take() -> list:
+        try:
+            return free.pop()
+        except IndexError:
+            return make()
+
+    return (take, free.append) if n_bytes <= KEPT else (make, None)
 
 
 def release() -> None:

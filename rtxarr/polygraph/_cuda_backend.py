@@ -15,7 +15,7 @@ import math
 import os
 import struct
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
@@ -71,6 +71,10 @@ class CudaBackend:
     def new(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any] | None:
         """Return what gives small uninitialized arrays of one kind; None for large ones."""
         return self.gpu.new(shape, dtype)
+
+    def arena(self, n_bytes: int, parts: Sequence) -> tuple[Callable, Callable | None]:
+        """Return what gives arrays that lie in one block, and what takes them back."""
+        return self.gpu.arena(n_bytes, parts)
 
     def fuses(self, op: str, dtype: Any) -> bool:
         """Tell whether a map, cast or reduction of values of ``dtype`` can be in a kernel."""
@@ -168,8 +172,14 @@ class Gpu:
         """Return what gives small uninitialized arrays of one kind; None for large ones."""
         if math.prod(shape) * np.dtype(dtype).itemsize > _gpu_memory.MOST:
             return None
-        device, stream = self.current_device, self.current_stream
-        return _gpu_memory.keeping(self.empty, shape, dtype, lambda: (device(), stream().ptr))
+        return _gpu_memory.keeping(self.empty, shape, dtype, self._place)
+
+    def arena(self, n_bytes: int, parts: Sequence) -> tuple[Callable, Callable | None]:
+        """Return what gives arrays that lie in one block, and what takes them back."""
+        return _gpu_memory.arena(self.empty, n_bytes, parts, self._place)
+
+    def _place(self) -> tuple[int, int]:
+        return self.current_device(), self.current_stream().ptr
 
     def capability(self, device_id: int) -> tuple[int, int]:
         """Return the compute capability, such as (9, 0)."""

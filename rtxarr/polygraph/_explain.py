@@ -131,6 +131,7 @@ class ProgramReport:
             f" {len(self.steps) - kernels} other steps; arguments {inputs or 'none'}",
             f"moves {moved(self.n_bytes, self.n_bytes_apart, rate)}",
             *self.program.notes,
+            *_between(self.program),
             *_beside(self.program),
             "",
         ]
@@ -140,6 +141,18 @@ class ProgramReport:
         for part in self.parts:
             lines += ["", *part.lines(rate, source=source)]
         return lines
+
+
+def _between(program: Program) -> list[str]:
+    """Return what memory the steps' results for one another take."""
+    total, most = program.memory_needed()
+    if not total:
+        return []
+    text = f"between the steps {in_bytes(total)}, at most {in_bytes(most)} at one time: "
+    if (arena := program.arena) is None:
+        return [text + "from the memory pool"]
+    text += f"{in_bytes(arena.n_apart)}, at most {in_bytes(arena.floor)} at one time, in one block"
+    return [text + f" of {in_bytes(arena.n_bytes)}"]
 
 
 def _beside(program: Program) -> list[str]:
@@ -350,9 +363,9 @@ class _HostClock:
         return time.perf_counter() - start, self._parts
 
     def timed(self, name: str, function: Callable) -> Callable:
-        def run(*arrays):
+        def run(*arrays, **options):
             start = time.perf_counter()
-            out = function(*arrays)
+            out = function(*arrays, **options)
             self._parts[name] = self._parts.get(name, 0) + time.perf_counter() - start
             return out
 
@@ -388,9 +401,9 @@ class _EventClock:
         return between(start, end), parts
 
     def timed(self, name: str, function: Callable) -> Callable:
-        def run(*arrays):
+        def run(*arrays, **options):
             start = self._mark()
-            out = function(*arrays)
+            out = function(*arrays, **options)
             self._marks.append((name, start, self._mark()))
             return out
 

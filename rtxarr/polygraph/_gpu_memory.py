@@ -10,10 +10,13 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from rtxarr._replay import recorder
+from rtxarr.polygraph._arena import KEPT
 
 MOST = 1 << 18  # bytes of an array; larger ones are left to the pool
 
@@ -60,3 +63,48 @@ def keeping(
         return thread.kept[0]
 
     return new
+
+
+class _Held(threading.local):
+    arrays: list | None = None
+    place: Any = None
+
+
+def arena(
+    empty: Callable,
+    n_bytes: int,
+    parts: Sequence[tuple[int, tuple[int, ...], Any]],
+    place: Callable[[], Any],
+) -> tuple[Callable[[], list], Callable[[list], None] | None]:
+    """Return what gives arrays that lie in one block, and what takes them back.
+
+    Parameters
+    ----------
+    empty : callable
+        Makes a CuPy array of a shape and dtype, in given memory.
+    n_bytes : int
+        Of the block. A large one is not kept: None takes it back.
+    parts : sequence of (int, tuple of int, dtype)
+        Where each array begins, its shape and dtype. What begins at one place with one shape and
+        dtype is one array.
+    place : callable
+        Gives the device and stream that are current: only there a block is given again.
+    """
+    thread = _Held()
+
+    def make() -> list:
+        memory = empty((n_bytes,), np.dtype(np.uint8)).data
+        made = {p: empty(*p[1:], memory + p[0]) for p in dict.fromkeys(parts)}
+        return [made[part] for part in parts]
+
+    def take() -> list:
+        if recorder() is not None:
+            return make()
+        found, thread.arrays = thread.arrays, None  # the program may be called while it runs
+        return found if found is not None and thread.place == place() else make()
+
+    def give(arrays: list) -> None:
+        if recorder() is None:  # the memory of a captured graph is its own
+            thread.arrays, thread.place = arrays, place()
+
+    return (take, give) if n_bytes <= KEPT else (make, None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rtxarr import dtypes
+from rtxarr.libs import blas
 from rtxarr.ops._attention import is_one_block
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._elementwise import as_array
@@ -21,6 +22,17 @@ _RULES: dict[str, Callable] = {}
 # For functions whose results do not lie in C order: from the node of a call and a result's number
 # to the order of axes in which it does; see ``Opaque.order``.
 _ORDERS: dict[str, Callable[[ir.Node, int], tuple[int, ...] | None]] = {}
+_GIVE_NEW = frozenset(
+    (
+        "rtxarr.kernels.scatter.scatter_reduce",
+        "rtxarr.ops._attention._attention",
+        "rtxarr.ops._attention._attention_gradient",
+        "rtxarr.ops._conv._convolution",
+        "rtxarr.ops._conv._convolution_input",
+        "rtxarr.ops._conv._convolution_weight",
+        "rtxarr.ops._linear.linear",
+    )
+)
 
 
 def take_over(function: Callable, args: tuple, kwargs: dict) -> Any:
@@ -171,6 +183,16 @@ class Opaque:
     def __name__(self) -> str:
         return self.function.__name__.lstrip("_")
 
+    @property
+    def gives_new(self) -> bool:
+        """Whether what it gives is no memory of its arrays."""
+        return repr(self) in _GIVE_NEW
+
+    @property
+    def into(self) -> Callable | None:
+        """What does the same and writes the first result to ``out``; it gives None if it cannot."""
+        return _linear_into if repr(self) == "rtxarr.ops._linear.linear" else None
+
     def order(self, call: ir.Node, number: int) -> tuple[int, ...] | None:
         """Return the order of axes in which a result is expected in memory; None: as they are."""
         rule = _ORDERS.get(repr(self))
@@ -211,6 +233,12 @@ def _linear(function, x, weight, bias=None):
         return NotImplemented  # the product, and the bias in the kernel that reads it
     result = dtype, (*x.shape[:-1], weight.shape[0])
     return _call(function, (x, weight, bias), {}, [result])[0]
+
+
+def _linear_into(x, weight, bias=None, *, out):
+    options = {} if bias is None else {"bias": bias}
+    found = blas.matmul_into(x, weight.T, out, **options)
+    return None if found is None else (found,)
 
 
 def _result_type(*arrays):

@@ -46,7 +46,13 @@ def product_and_sum(a: Any, b: Any, *bias: Any, epilogue: str) -> tuple[Any, ...
     return blas.matmul_with_aux(a, b, epilogue=epilogue, bias=bias[0] if bias else None)
 
 
+def _product_into(a: Any, b: Any, *more: Any, out: Any, names: tuple = (), **options: Any) -> Any:
+    found = blas.matmul_into(a, b, out, **dict(zip(names, more, strict=True)), **options)
+    return None if found is None else (found,)
+
+
 FUNCTIONS = (product, product_and_sum)
+product.into = _product_into  # type: ignore[attr-defined]
 for _function in FUNCTIONS:
     _function.gives_new = True  # type: ignore[attr-defined]  # memory of its own; see _program
 

@@ -17,10 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rtxarr._device import namespace
 from rtxarr._replay import recorder
 from rtxarr.kernels.transpose import contiguous
-from rtxarr.polygraph import _interpret, _streams
+from rtxarr.libs.blas import matmul_into
+from rtxarr.polygraph import _arena, _interpret, _streams
+from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._control_steps import control_step
 from rtxarr.polygraph._ir import CONTROL, TRANSFORMS, VIEWS, Graph, Node, behind_views, sharing
 from rtxarr.polygraph._loops import Loops
@@ -74,6 +78,8 @@ class Program:
         For each result that is kept in memory, why it is.
     streams : Assignment or None
         Which steps run beside others where the program is captured.
+    arena : Arena or None
+        Where in one block of memory the results lie that the program needs for itself.
     notes : list of str
         What the back end changed in the graph, and what not and why.
     """
@@ -111,17 +117,25 @@ class Program:
         """Write the program's text, from its steps, and make it a function."""
         self._names: dict[Node, str] = {n: f"x{i}" for i, n in enumerate(self.graph.inputs)}
         self._values: dict[str, Any] = {"empty": self.backend.empty}
-        parts = self._head(), self._body(), self._write_back()
-        self.text = _text(*parts)
-        exec(compile(self.text, "<program>", "exec"), self._values)
-        self.run: Callable = self._values["program"]
         make_streams = getattr(self.backend, "streams", None)
         self.streams = None
         if make_streams is not None:
             self.streams = _streams.assign(self.steps, self.in_place)
+        self.arena = None
+        if getattr(self.backend, "arena", None) is not None:
+            self.arena = self._plan()
+        head, body = self._head(), self._body()
+        take, give = self._block(self.arena)
+        self.text = _text([head, *take], body, self._write_back(give))
+        exec(compile(self.text, "<program>", "exec"), self._values)
+        self.run: Callable = self._values["program"]
         if self.streams is not None:
             self._values["Streams"] = make_streams
-            text = _streams.write(*parts, self.streams, self._names)
+            if self.arena is not None:
+                numbers, needs, *_ = self.streams
+                take, _ = self._block(self._plan(_arena.on_streams(numbers, needs)))
+            lines = [head, *take], body, self._write_back([])
+            text = _streams.write(*lines, self.streams, self._names)
             exec(compile(text, "<program on streams>", "exec"), self._values)
             self.run = functools.partial(_one_of, self.run, self._values["program"])
 
@@ -202,6 +216,24 @@ class Program:
         self.parts += parts
         return control_step(node, [_on_contiguous(p) for p in parts], self.backend.empty, make)
 
+    def _plan(self, before: Sequence[int] | None = None) -> _arena.Arena | None:
+        return _arena.plan(self.steps, self.graph, self.in_place, self.copied, before)
+
+    def memory_needed(self) -> tuple[int, int]:
+        """Return the bytes of all results that steps leave to one another, and at one time."""
+        return _arena.needed(self.steps, self.graph, self.in_place, self.copied)
+
+    def _block(self, arena: _arena.Arena | None) -> tuple[list[str], list[str]]:
+        """Return the lines that take the arrays of an arena, and those that give them back."""
+        if arena is None:
+            return [], []
+        take, give = self.backend.arena(arena.n_bytes, arena.parts())
+        names = ", ".join(map(self._name, arena.places))
+        if give is None:
+            return [f"{names} = {self._refer('arena', take)}()"], []
+        line = f"{names} = held = {self._refer('arena', take)}()"
+        return [line], [f"{self._refer('give', give)}(held)"]
+
     def _head(self) -> str:
         return f"def program({', '.join(f'x{i}' for i in range(len(self.graph.inputs)))}):"
 
@@ -214,6 +246,7 @@ class Program:
         last = {n: i for i, step in enumerate(self.steps) for n in (*step.sources, *step.results)}
         kept = {*self.graph.roots, *self.graph.inputs}
         spent = self._used_once()
+        placed: Container[Node] = () if self.arena is None else self.arena.places
         for i, step in enumerate(self.steps):
             lines = []
             run = step.run
@@ -225,15 +258,19 @@ class Program:
                 lines.append(f"{self._name(step.results[0])} = {self._view(step, *arguments)}")
             elif step.loops is None:
                 name = self._name(step.results[0])
+                out = _arena.written_by(step)
+                if out is not None and out in placed:
+                    arguments.append(f"out={self._name(out)}")
                 lines.append(f"{name} = {step.name}({', '.join(arguments)})")
             else:
                 for node in step.results:
                     if node in self.in_place:
                         self._names[node] = f"x{self.in_place[node]}"
-                    else:
+                    elif node not in placed:
                         lines.append(f"{self._name(node)} = {self._empty(node)}")
                     arguments.append(self._name(node))
                 lines.append(f"{step.name}({', '.join(arguments)})")
+            kept.update(n for n in step.results if step.loops is not None and n in placed)
             dead = [n for n in (*step.sources, *step.results) if last[n] == i and n not in kept]
             dead = [n for n in dict.fromkeys(dead) if n.op not in ("constant", "iota")]
             body.append((lines, [self._name(n) for n in dead] if i + 1 < len(self.steps) else []))
@@ -269,8 +306,11 @@ class Program:
         broadcast = self._refer("broadcast", _broadcast)
         return f"{broadcast}({source}, {node.shape})"
 
-    def _write_back(self) -> list[str]:
-        """Write the updates into the inputs; what looks at an input is copied before."""
+    def _write_back(self, give: list[str]) -> list[str]:
+        """Write the updates into the inputs; what looks at an input is copied before.
+
+        ``give`` are the lines for when all has been read.
+        """
         graph = self.graph
         names = [self._name(n) for n in graph.outputs]
         self._values["copy"] = _copy
@@ -296,9 +336,9 @@ class Program:
                 value = f"new{i}"
             writes.append(f"x{number}[...] = {value}")
         outputs = f"[{', '.join(names)}]"
-        if not writes:
+        if not writes and not give:
             return [f"return {outputs}"]
-        return [f"outputs = {outputs}", *copies, *writes, "return outputs"]
+        return [f"outputs = {outputs}", *copies, *writes, *give, "return outputs"]
 
     def _name(self, node: Node, in_kernel: bool = False) -> str:
         """Return what a node is called in the text; constants and counters are made at first."""
@@ -321,9 +361,11 @@ class Program:
         return name
 
 
-def _text(head: str, body: Sequence[tuple[list[str], list[str]]], tail: list[str]) -> str:
+def _text(
+    head: Sequence[str], body: Sequence[tuple[list[str], list[str]]], tail: Sequence[str]
+) -> str:
     """Return the text of a program, from the lines of its steps and the names they let go of."""
-    lines = [head]
+    lines = [*head]
     for text, dead in body:
         lines += [*text, " = ".join([*dead, "None"])] if dead else text
     return "\n    ".join([*lines, *tail]) + "\n"
@@ -431,6 +473,9 @@ def _looked_at(nodes: Iterable[Node], known: Container[Node] = ()) -> set[Node]:
 
 def eager_step(node: Node, *, contiguous: bool) -> Callable:
     """Return what runs a node on arrays; ``contiguous`` if kernels read what it gives."""
+    into = _into(node)
+    if into is not None:
+        return _Writer(node, into, contiguous)
     order = memory_order(node)
 
     def run(*sources, owned=False):
@@ -438,3 +483,38 @@ def eager_step(node: Node, *, contiguous: bool) -> Callable:
         return in_order(out, order) if contiguous else out
 
     return run
+
+
+def _into(node: Node) -> Callable | None:
+    """Return what computes a node and writes it to ``out``, where that can be."""
+    if node.op == "matmul":
+        return matmul_into
+    if node.op == "call" and (into := getattr(node.attrs[0], "into", None)) is not None:
+        return functools.partial(into, **dict(node.attrs[1]))
+    return None
+
+
+class _Writer:
+    """Runs a product, and writes it to the memory that it is given where it can.
+
+    Attributes
+    ----------
+    writes : Node
+        Its result, or the first of those of a call.
+    """
+
+    def __init__(self, node: Node, into: Callable, contiguous: bool) -> None:
+        self._node, self._into, self._contiguous = node, into, contiguous
+        self.writes = node
+        if node.op == "call":
+            dtype, shape = node.attrs[2][0]
+            self.writes = ir.make("item", (node,), (0,), dtype, shape)
+
+    def __call__(self, *sources: Any, out: Any = None) -> Any:
+        if out is not None:
+            with np.errstate(all="ignore"):
+                found = self._into(*sources, out=out)
+            if found is not None:
+                return found
+        found = _interpret.evaluate(self._node, sources, namespace(*sources))
+        return as_contiguous(found) if self._contiguous else found

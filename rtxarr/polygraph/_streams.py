@@ -179,9 +179,12 @@ def _held(steps: Sequence[Any], streams: Sequence[int]) -> set[Node]:
 
 
 def write(
-    head: str, body: Sequence[tuple[list[str], list[str]]], tail: list[str], assignment: Assignment,
+    head: Sequence[str],
+    body: Sequence[tuple[list[str], list[str]]],
+    tail: Sequence[str],
+    assignment: Assignment,
     names: Mapping[Node, str],
-) -> str:  # fmt: skip
+) -> str:
     """Return the text of a program whose steps are on streams.
 
     ``body`` has, for each step, its lines and the names that it lets go of; ``names`` those of all.
@@ -198,7 +201,7 @@ def write(
                 seen[stream, other] = p
                 waits[i].append(p)
     marked = {p for found in waits for p in found}
-    lines = [head, f"streams = Streams({assignment.products})"]
+    lines = [*head, f"streams = Streams({assignment.products})"]
     inside = None  # the stream whose block goes on
     for i, (text, dead) in enumerate(body):
         stream = streams[i]

@@ -5,11 +5,13 @@ and what a step reads and writes is held against what its stream has waited for.
 """
 
 import contextlib
+import itertools
 import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numpy.lib.array_utils import byte_bounds
 
 import rtxarr as rx
 from rtxarr import nn, optim
@@ -57,16 +59,24 @@ class World:
         weakref.finalize(out, blocks.append, block)
         return out.reshape(shape)
 
+    def arena(self, n_bytes, parts):
+        def take():
+            block = self.empty((n_bytes,), np.uint8)
+            made = {p: np.ndarray(*p[1:], block, p[0]) for p in parts}
+            return [made[p] for p in parts]
+
+        return take, None
+
     def touch(self, sources, results):
         now = self.tick()
         for x in sources:
-            place = address(x)
-            if place in self.writes and not self.knows(self.writes[place]):
+            place = byte_bounds(x)
+            if not all(map(self.knows, among(self.writes, place))):
                 self.hazards.append("read before it is written")
             self.reads.setdefault(place, []).append(now)
         for x in results:
-            place = address(x)
-            before = [*self.reads.pop(place, ()), *filter(None, [self.writes.get(place)])]
+            place = byte_bounds(x)
+            before = [*itertools.chain(*among(self.reads, place)), *among(self.writes, place)]
             if not all(map(self.knows, before)):
                 self.hazards.append("written before it is read")
             self.writes[place] = now
@@ -97,17 +107,17 @@ class World:
         self.wait(0, *map(self.mark, range(1, self.n_streams)))
 
 
-def address(x):
-    while isinstance(getattr(x, "base", None), np.ndarray):
-        x = x.base
-    return x.ctypes.data if isinstance(x, np.ndarray) else id(x)
+def among(known, place):
+    """Return what is known of memory that a place overlaps."""
+    low, high = place
+    return [what for (begin, end), what in known.items() if begin < high and low < end]
 
 
 class Pretended(CpuBackend):
     def __init__(self, world):
         super().__init__()
         self.world = world
-        self.empty, self.streams = world.empty, world.streams
+        self.empty, self.arena, self.streams = world.empty, world.arena, world.streams
 
 
 def watched(graph, world, monkeypatch):
@@ -125,6 +135,9 @@ def watched(graph, world, monkeypatch):
         def operation(*sources, **options):
             arrays = [a for a in sources if isinstance(a, np.ndarray)]
             out = step.run(*sources, **options)
+            if out is options.get("out", 0):
+                world.touch(arrays, [out])
+                return out
             if not isinstance(out, np.ndarray) or any(np.shares_memory(out, a) for a in arrays):
                 world.touch(arrays, [])
                 return out
@@ -135,6 +148,7 @@ def watched(graph, world, monkeypatch):
 
         if step.run is None:
             return step
+        operation.writes = getattr(step.run, "writes", None)
         return step._replace(run=operation if step.loops is None else kernel)
 
     program.steps = [watch(step) for step in program.steps]
@@ -192,10 +206,11 @@ def chain_with_leaves():
 @pytest.mark.parametrize("holds", [True, False])
 def test_memory_goes_back_when_all_streams_have_met(holds, monkeypatch):
     world = World()
+    world.arena = None  # all memory is of one stream
     program = watched(chain_with_leaves(), world, monkeypatch)
     if not holds:
         forgotten = program.streams._replace(held=set())
-        parts = program._head(), program._body(), program._write_back()
+        parts = [program._head()], program._body(), program._write_back([])
         exec(_streams.write(*parts, forgotten, program._names), program._values)
         program.run = program._values["program"]
     program(*np.eye(8, dtype=np.float32)[None].repeat(2, 0))
