@@ -10,9 +10,21 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import nn, optim
-from rtxarr.polygraph import _arena, _cpu_memory, _gpu_memory, _schedule, fuse
+from rtxarr.polygraph import (
+    Refused,
+    _arena,
+    _cpu_memory,
+    _gpu_memory,
+    _schedule,
+    cond,
+    fuse,
+    load,
+    patch,
+    while_loop,
+)
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._cpu_backend import CpuBackend
+from rtxarr.polygraph._cuda_backend import CudaBackend
 from rtxarr.polygraph._ir import Graph
 from rtxarr.polygraph._program import Program
 from rtxarr.testing import assert_close
@@ -454,3 +466,130 @@ def test_training_steps_with_arenas_give_the_same_bits():
         got = losses(backend)
         assert backend.programs
     assert got == losses(Pooled())
+
+
+def test_loaded_programs_have_arenas(arrays, tmp_path):
+    fused = fuse(normalized)
+    fused.aot([arrays]).save(tmp_path / "f.rtx")
+    loaded = load(tmp_path / "f.rtx")
+    program = loaded.programs[0].program
+    assert program.arena.places
+    for _ in range(2):
+        assert_close(loaded(*arrays), fused(*arrays), exact=True)
+
+
+def test_kernels_that_write_over_what_they_read_can_be_patched(arrays):
+    def f(x, w):
+        return rx.matmul(rx.tanh(rx.matmul(x, w)), w)
+
+    fused = fuse(f)
+    want = fused(*arrays)
+    program = program_of(fused)
+    assert in_place_pairs(program)
+    (name,) = (s.name for s in program.steps if s.loops is not None)
+    options = {"calls": [arrays], "canary": 8, "check_every": 1, "max_slowdown": None}
+    made = patch(fused, name, CpuBackend(), **options)
+    for _ in range(10):
+        assert_close(fused(*arrays), want, exact=True)
+    assert (made.state, made.n_checked) == ("live", 8)
+
+    def writes_first(x, out):
+        out[...] = 0
+        out += np.tanh(x)
+
+    with pytest.raises(Refused):
+        patch(fused, name, lambda *given: writes_first(given[0], given[-1]), **options)
+    assert_close(fused(*arrays), want, exact=True)
+
+
+def test_branches_and_loops_have_arenas_of_their_own(arrays):
+    def f(x, w):
+        def body(state):
+            i, y = state
+            y = cond(rx.sum(y) > 0, lambda y: normalized(y, w), lambda y: normalized(-y, w), y)
+            return i + 1, y / rx.max(rx.abs(y))
+
+        _, y = while_loop(lambda state: state[0] < 5, body, (rx.asarray(0), x))
+        return normalized(y, w)
+
+    with Poisoned() as backend:
+        fused = rx.fuse(f, backend=backend)
+        got = [fused(*arrays) for _ in range(2)]
+    assert not fused.reasons
+    assert len(backend.programs) >= 3
+    want = rx.fuse(f, backend=Pooled())(*arrays)
+    for out in got:
+        assert_close(out, want, exact=True)
+    assert_close(want, f(*arrays), rtol=1e-4, atol=1e-4)
+
+
+def test_explain_says_what_lies_where(arrays):
+    fused = fuse(normalized)
+    fused(*arrays)
+    arena = program_of(fused).arena
+    (line,) = (x for x in str(fused.explain()).splitlines() if x.startswith("between the steps"))
+    assert line.endswith(f"in one block of {arena.n_bytes / 1e3:.3g} kB")
+    assert f"{arena.n_apart / 1e3:.3g} kB" in line
+    pooled = rx.fuse(normalized, backend=Pooled())
+    pooled(*arrays)
+    assert "from the memory pool" in str(pooled.explain())
+
+
+# ----------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.fixture
+def on_gpu(arrays):
+    cupy = pytest.importorskip("cupy")
+    with rx.device("cuda:0"):
+        yield cupy, tuple(map(cupy.asarray, arrays))
+
+
+def poisoned_on_gpu(self, n_bytes, parts, plan=CudaBackend.arena):
+    take, give = plan(self, n_bytes, parts)
+
+    def poisoned():
+        found = take()
+        for x in found:
+            x.data.memset_async(0xFF, x.nbytes)
+        return found
+
+    return poisoned, give
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["strict", "fast"])
+@pytest.mark.parametrize("captured", [False, True])
+def test_gpu_programs_read_nothing_that_is_dead(on_gpu, monkeypatch, mode, captured):
+    _, given = on_gpu
+    monkeypatch.setattr(CudaBackend, "arena", None)
+    want = rx.fuse(normalized, mode=mode)(*given)
+    monkeypatch.setattr(CudaBackend, "arena", poisoned_on_gpu)
+    fused = rx.fuse(normalized, mode=mode)
+    run = rx.capture(fused) if captured else fused
+    for _ in range(4):
+        assert_close(run(*given), want, exact=True)
+    assert program_of(fused).arena is not None
+
+
+@pytest.mark.gpu
+def test_gpu_threads_on_streams_have_blocks_of_their_own(on_gpu):
+    cupy, given = on_gpu
+    fused = fuse(normalized)
+    inputs = [tuple((i + 1) * x for x in given) for i in range(4)]
+    want = [fused(*x) for x in inputs]
+    cupy.cuda.Device().synchronize()
+    wrong = []
+
+    def call(i):
+        with rx.device("cuda:0"), cupy.cuda.Stream(non_blocking=True) as stream:
+            got = [fused(*inputs[i]) for _ in range(50)]
+            stream.synchronize()
+            wrong.extend(i for x in got if not bool(cupy.all(x == want[i])))
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
