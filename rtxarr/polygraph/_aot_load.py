@@ -467,6 +467,8 @@ class _Numpy:
 class _Cpu(_Numpy):
     """Starts machine code of the processor."""
 
+    arena_limit = 0.0
+
     def __init__(self, about: dict, parts: dict, mode: str) -> None:
         from rtxarr.polygraph.codegen import _image
 
@@ -524,7 +526,7 @@ class _Cuda(_Numpy):
 
         self._backend = Precompiled(mode)
         self.empty = self._backend.empty  # type: ignore[method-assign]
-        self.arena = self._backend.arena
+        self.arena, self.arena_limit = self._backend.arena, self._backend.arena_limit
         self.xp = _device._device_namespace(_device.Device("cuda"))
 
     @staticmethod

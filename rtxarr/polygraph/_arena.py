@@ -3,28 +3,35 @@
 Kernels and matrix products write into memory that they are given, so what they leave to one another
 can lie anywhere. A result has its place from the step that writes it until all that looks at it has
 run; two share bytes if all that touches the one is over before the other is written. On streams
-"before" is what a stream has waited for. A map that is the last to read an array, element by
-element, writes over it. The largest are placed first, each into the smallest gap that holds it.
+"before" is what a stream has waited for. The largest are placed first, each into the smallest gap
+that holds it. What the library's other functions give, and the program's results, come from the
+memory pool, and so does all where a block would keep too much of it.
 
-What the library's other functions give, and the program's results, come from the memory pool.
+In both a map that is the last to read an array, element by element, writes over it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rtxarr.polygraph._ir import REDUCES, SCANS, TRANSFORMS, Graph, Node
 
-__all__ = ["Arena", "in_order", "needed", "on_streams", "plan", "written_by"]
+__all__ = [
+    "Arena",
+    "Memory",
+    "at_one_time",
+    "in_order",
+    "made_by",
+    "on_streams",
+    "plan",
+    "written_by",
+    "written_over",
+]
 
 ALIGNMENT = 512  # bytes: of the beginning of each result, as of what a memory pool gives
 KEPT = 1 << 20  # bytes of a block that is kept between calls; larger ones go back to the pool
-
-# A large block may make a program need so much more than what is there at one time: a pool that
-# gives each array by itself, and gets it back at once, keeps about half as much again in pieces.
-_MOST = 4 / 3
 
 # Operations that the interpreter runs without giving memory of their sources.
 _NEW = frozenset(
@@ -58,16 +65,37 @@ class Arena:
 
 
 @dataclass(eq=False)
-class _Memory:
-    """What a step makes."""
+class Memory:
+    """What a step makes.
 
-    nodes: list[Node]
+    Attributes
+    ----------
+    node : Node
+    n_bytes : int
+    first : int
+        The step.
+    is_given : bool
+        Whether the step writes where it is told.
+    is_own : bool
+        Whether it is certainly no memory of the step's sources.
+    touched : int
+        A bit for each step that reads or writes it, and for the end of the program.
+    seen_as : set of Node
+        The node and what may be a view of it.
+    leaves : bool
+        Whether it is a result of the program.
+    place : int
+        Where it begins in the block.
+    """
+
+    node: Node
     n_bytes: int
-    first: int  # the step
-    is_given: bool  # whether it writes where it is told
-    touched: int = 0  # a bit for each step that reads or writes it, and for the end
-    seen_as: set[Node] = field(default_factory=set)  # it and what may be a view of it
-    leaves: bool = False  # as a result of the program
+    first: int
+    is_given: bool = True
+    is_own: bool = True
+    touched: int = 0
+    seen_as: set[Node] = field(default_factory=set)
+    leaves: bool = False
     place: int = 0
 
     @property
@@ -97,14 +125,33 @@ def on_streams(numbers: Sequence[int], needs: Sequence[Sequence[int]]) -> list[i
     return [*before, (1 << len(numbers)) - 1]
 
 
-def plan(
-    steps: Sequence[Any],
-    graph: Graph,
-    in_place: Container[Node],
-    copied: Iterable[int],
-    before: Sequence[int] | None = None,
-) -> Arena | None:
+def plan(made: Sequence[Memory], before: Sequence[int], most: float) -> Arena | None:
     """Return where the results that steps leave to one another lie; None where a pool is better.
+
+    Parameters
+    ----------
+    made : sequence of Memory
+    before : sequence of int
+        As :func:`in_order` or :func:`on_streams` gives it.
+    most : float
+        How many times what is there at one time a program may need with a block that is not kept.
+    """
+    found = [m for m in made if m.is_given and not m.leaves]
+    if len(found) < 2:  # nothing to plan
+        return None
+    n_bytes = _placed(found, before)
+    if n_bytes > KEPT:
+        rest = at_one_time(m for m in made if not m.is_given or m.leaves)
+        if n_bytes + rest > most * at_one_time(made):
+            return None
+    n_apart = sum(m.n_bytes for m in found)
+    return Arena({m.node: m.place for m in found}, n_bytes, n_apart, at_one_time(found))
+
+
+def made_by(
+    steps: Sequence[Any], graph: Graph, in_place: Container[Node], copied: Iterable[int]
+) -> list[Memory]:
+    """Return the memory that steps make, with what touches it, be it through views.
 
     Parameters
     ----------
@@ -114,50 +161,21 @@ def plan(
         Results that are written into inputs.
     copied : iterable of int
         Outputs that are copied at the end.
-    before : sequence of int, optional
-        As :func:`on_streams` gives it; by default one step runs after the other.
     """
-    made = _made_by(steps, graph, in_place, copied)
-    found = [m for m in made if m.is_given and not m.leaves]
-    if len(found) < 2:  # nothing to plan
-        return None
-    n_apart = sum(m.n_bytes for m in found)
-    rest = [m for m in made if not m.is_given or m.leaves]
-    of_pool = _most(made, len(steps))
-    found = _in_place(steps, found, before or in_order(len(steps)))
-    n_bytes = _placed(found, before or in_order(len(steps)))
-    floor = _most(found, len(steps))
-    if before is None and n_bytes > KEPT and n_bytes + _most(rest, len(steps)) > _MOST * of_pool:
-        return None
-    places = {n: m.place for m in found for n in m.nodes}
-    return Arena(places, n_bytes, n_apart, floor)
-
-
-def needed(
-    steps: Sequence[Any], graph: Graph, in_place: Container[Node], copied: Iterable[int]
-) -> tuple[int, int]:
-    """Return the bytes of all that steps make for one another, and the most at one time."""
-    found = [m for m in _made_by(steps, graph, in_place, copied) if not m.leaves]
-    return sum(m.n_bytes for m in found), _most(found, len(steps))
-
-
-def _made_by(
-    steps: Sequence[Any], graph: Graph, in_place: Container[Node], copied: Iterable[int]
-) -> list[_Memory]:
-    """Return the memory that steps make, with what touches it, be it through views."""
-    found: list[_Memory] = []
-    of: dict[Node, tuple[_Memory, ...]] = {}  # where a node may lie
+    found: list[Memory] = []
+    of: dict[Node, tuple[Memory, ...]] = {}  # where a node may lie
     makers = {n: i for i, step in enumerate(steps) for n in step.results}
     for i, step in enumerate(steps):
         is_kernel = step.loops is not None
         for node in step.results:
-            lies: dict[_Memory, None] = {}
-            if not is_kernel and not _is_new(node):
+            lies: dict[Memory, None] = {}
+            is_own = is_kernel or _is_new(node)
+            if not is_own:
                 lies = dict.fromkeys(m for s in step.sources for m in of.get(s, ()))
-            if node not in in_place and (is_kernel or node.op == "item" or _is_new(node)):
+            if node not in in_place and (is_own or node.op == "item"):
                 first = makers[node.src[0]] if node.op == "item" else i
                 is_given = is_kernel or node is written_by(steps[first])
-                memory = _Memory([node], _rounded(node), first, is_given, 1 << first)
+                memory = Memory(node, _rounded(node), first, is_given, is_own, 1 << first)
                 found.append(memory)
                 lies[memory] = None
             of[node] = tuple(lies)
@@ -198,40 +216,46 @@ def _rounded(node: Node) -> int:
     return -(-n // ALIGNMENT) * ALIGNMENT
 
 
-def _in_place(
-    steps: Sequence[Any], found: Sequence[_Memory], before: Sequence[int]
-) -> list[_Memory]:
-    """Let maps write over what they are the last to read: the two are one memory."""
-    of = {node: m for m in found for node in m.nodes}
-    left = dict.fromkeys(found)
+def written_over(
+    steps: Sequence[Any], made: list[Memory], before: Sequence[int], can_be: Callable[[Node], bool]
+) -> dict[Node, Node]:
+    """Return the results that maps write over what they read, and what that is.
+
+    The two become one memory in ``made``. ``can_be`` tells of what is read whether it lies as the
+    map's results do.
+    """
+    of = {m.node: m for m in made}
+    over: dict[Node, Node] = {}
     for i, step in enumerate(steps):
         if step.loops is None or step.loops.kind != "map":
             continue
-        taken: set[_Memory] = set()
+        taken: set[Memory] = set()
         need, places = step.group.need, step.group.outputs
         for node in step.results:
             for source in step.sources:
                 old, new = of.get(source), of.get(node)
-                if old is None or new is None or old in taken or old.first == i:
+                if old is None or new is None or not old.is_own or old in taken:
                     continue
                 same = (source.shape, source.dtype) == (node.shape, node.dtype)
                 at_place = node in places and need.get(source) == {places[node]}
                 alone = old.seen_as.intersection(step.sources) == {source}
-                if same and at_place and alone and old.is_over(before[i] | 1 << i):
-                    old.nodes += new.nodes
+                is_last = old.is_over(before[i] | 1 << i)
+                if same and at_place and alone and is_last and can_be(source):
                     old.touched |= new.touched
                     old.seen_as |= new.seen_as
-                    of.update(dict.fromkeys(new.nodes, old))
-                    del left[new]
+                    old.leaves |= new.leaves
+                    of[node] = old
+                    over[node] = source
+                    made.remove(new)
                     taken.add(old)
                     break
-    return list(left)
+    return over
 
 
-def _placed(found: Sequence[_Memory], before: Sequence[int]) -> int:
+def _placed(found: Sequence[Memory], before: Sequence[int]) -> int:
     """Give each memory its place; return the bytes of all together."""
     n_bytes = 0
-    placed: list[_Memory] = []
+    placed: list[Memory] = []
     for memory in sorted(found, key=lambda m: (-m.n_bytes, m.first)):
         here = before[memory.first]
         busy = sorted(
@@ -252,14 +276,14 @@ def _placed(found: Sequence[_Memory], before: Sequence[int]) -> int:
     return n_bytes
 
 
-def _most(memories: Iterable[_Memory], n_steps: int) -> int:
+def at_one_time(memories: Iterable[Memory]) -> int:
     """Return the bytes that are needed at one time, where they are most, by steps in order."""
-    change = [0] * (n_steps + 2)
+    change: dict[int, int] = {}
     for m in memories:
-        change[m.first] += m.n_bytes
-        change[m.last + 1] -= m.n_bytes
+        change[m.first] = change.get(m.first, 0) + m.n_bytes
+        change[m.last + 1] = change.get(m.last + 1, 0) - m.n_bytes
     now = most = 0
-    for n in change:
-        now += n
+    for i in sorted(change):
+        now += change[i]
         most = max(most, now)
     return most

@@ -54,6 +54,8 @@ class CudaBackend:
     """
 
     streams = Streams  # for steps that may run beside one another
+    # A pool that gives arrays one by one keeps about half as much again, in pieces.
+    arena_limit = 4 / 3
 
     def __init__(self, mode: str = "strict", gpu: Any = None) -> None:
         self.strict = mode == "strict"

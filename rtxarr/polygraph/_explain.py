@@ -145,7 +145,7 @@ class ProgramReport:
 
 def _between(program: Program) -> list[str]:
     """Return what memory the steps' results for one another take."""
-    total, most = program.memory_needed()
+    total, most = program.n_between, program.most_between
     if not total:
         return []
     text = f"between the steps {in_bytes(total)}, at most {in_bytes(most)} at one time: "

@@ -13,6 +13,7 @@ What runs is straight-line code, written once for each program and shown by ``Pr
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -79,7 +80,11 @@ class Program:
     streams : Assignment or None
         Which steps run beside others where the program is captured.
     arena : Arena or None
-        Where in one block of memory the results lie that the program needs for itself.
+        Where in one block of memory the results lie that steps leave to one another.
+    over : dict of Node to Node
+        Results of maps that are written over what the map is the last to read.
+    n_between, most_between : int
+        Bytes of all that steps leave to one another, and of what of it is there at one time.
     notes : list of str
         What the back end changed in the graph, and what not and why.
     """
@@ -121,9 +126,7 @@ class Program:
         self.streams = None
         if make_streams is not None:
             self.streams = _streams.assign(self.steps, self.in_place)
-        self.arena = None
-        if getattr(self.backend, "arena", None) is not None:
-            self.arena = self._plan()
+        self._plan()
         head, body = self._head(), self._body()
         take, give = self._block(self.arena)
         self.text = _text([head, *take], body, self._write_back(give))
@@ -131,9 +134,7 @@ class Program:
         self.run: Callable = self._values["program"]
         if self.streams is not None:
             self._values["Streams"] = make_streams
-            if self.arena is not None:
-                numbers, needs, *_ = self.streams
-                take, _ = self._block(self._plan(_arena.on_streams(numbers, needs)))
+            take, _ = self._block(self._arena_on_streams)
             lines = [head, *take], body, self._write_back([])
             text = _streams.write(*lines, self.streams, self._names)
             exec(compile(text, "<program on streams>", "exec"), self._values)
@@ -216,12 +217,22 @@ class Program:
         self.parts += parts
         return control_step(node, [_on_contiguous(p) for p in parts], self.backend.empty, make)
 
-    def _plan(self, before: Sequence[int] | None = None) -> _arena.Arena | None:
-        return _arena.plan(self.steps, self.graph, self.in_place, self.copied, before)
-
-    def memory_needed(self) -> tuple[int, int]:
-        """Return the bytes of all results that steps leave to one another, and at one time."""
-        return _arena.needed(self.steps, self.graph, self.in_place, self.copied)
+    def _plan(self) -> None:
+        """Plan where results lie that steps leave to one another."""
+        made = _arena.made_by(self.steps, self.graph, self.in_place, self.copied)
+        self.n_between = sum(m.n_bytes for m in made if not m.leaves)
+        n_steps, on_streams = len(self.steps), None
+        if self.streams is not None:
+            on_streams = _arena.on_streams(self.streams.numbers, self.streams.needs)
+        before = on_streams or _arena.in_order(n_steps)
+        self.over = _arena.written_over(self.steps, made, before, _lies_in_order)
+        self.most_between = _arena.at_one_time(m for m in made if not m.leaves)
+        self.arena = self._arena_on_streams = None
+        if getattr(self.backend, "arena", None) is not None:
+            most = self.backend.arena_limit
+            self.arena = _arena.plan(made, _arena.in_order(n_steps), most)
+            if self.arena is not None and on_streams is not None:
+                self._arena_on_streams = _arena.plan(made, on_streams, math.inf)
 
     def _block(self, arena: _arena.Arena | None) -> tuple[list[str], list[str]]:
         """Return the lines that take the arrays of an arena, and those that give them back."""
@@ -266,6 +277,8 @@ class Program:
                 for node in step.results:
                     if node in self.in_place:
                         self._names[node] = f"x{self.in_place[node]}"
+                    elif node in self.over:
+                        lines.append(f"{self._name(node)} = {self._name(self.over[node])}")
                     elif node not in placed:
                         lines.append(f"{self._name(node)} = {self._empty(node)}")
                     arguments.append(self._name(node))
@@ -413,6 +426,11 @@ def packed_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int,
         strides[axis] = step
         step *= shape[axis]
     return tuple(strides)
+
+
+def _lies_in_order(node: Node) -> bool:
+    """Tell whether kernels take a node from memory in C order, if it is no input."""
+    return memory_order(node) is None
 
 
 def in_order(array: Any, order: tuple[int, ...] | None) -> Any:

@@ -1,5 +1,7 @@
 """Arenas that are filled with 0xFF where nothing is alive: a read of dead memory shows."""
 
+import contextlib
+
 import numpy as np
 
 from rtxarr.polygraph import _arena
@@ -58,26 +60,43 @@ class Poisoned(CpuBackend):
 def dead_after(program):
     """Return for each step the results whose place holds nothing that is needed any more."""
     steps, places = program.steps, program.arena.places
-    made = _arena._made_by(steps, program.graph, program.in_place, program.copied)
-    made = [m for m in made if m.nodes[0] in places]
+    made = _arena.made_by(steps, program.graph, program.in_place, program.copied)
+    kernels = {n for step in steps if step.loops is not None for n in step.results}
+
+    def root(memory):
+        node = memory.node
+        while node in program.over:
+            node = program.over[node]
+        return node
+
+    def span(memory):
+        node = root(memory)
+        return (places[node], places[node] + memory.n_bytes) if node in places else None
+
+    spans = {m: span(m) for m in made if span(m) is not None}
     found = []
     for i in range(len(steps)):
-        alive = [span(m, places) for m in made if m.first <= i < m.last]
-        dead = [m for m in made if m.last == i]
-        dead = [m for m in dead if not any(overlap(span(m, places), other) for other in alive)]
+        alive = [spans[m] for m in spans if m.first <= i < m.last]
         # What a product gave may have come from elsewhere: its name is another array's.
-        found.append([m.nodes[0] for m in dead if m.nodes[0] in made_by_kernels(steps)])
+        dead = [m for m in spans if m.last == i and root(m) in kernels]
+        found.append([root(m) for m in dead if not any(overlap(spans[m], x) for x in alive)])
     return found
-
-
-def made_by_kernels(steps):
-    return {n for step in steps if step.loops is not None for n in step.results}
-
-
-def span(memory, places):
-    begin = places[memory.nodes[0]]
-    return begin, begin + memory.n_bytes
 
 
 def overlap(one, other):
     return one[0] < other[1] and other[0] < one[1]
+
+
+class Pooled(CpuBackend):
+    """Gives each array by itself."""
+
+    arena = None
+
+
+@contextlib.contextmanager
+def apart():
+    """Let programs that are made in the ``with`` block write nothing over what they read."""
+    before = _arena.written_over
+    _arena.written_over = lambda *given: {}
+    yield Pooled()
+    _arena.written_over = before
