@@ -399,7 +399,9 @@ def _gelu_tanh(xp, x):
 # ------------------------------------------------------------------------- layers and gradients
 
 
-def matmul_with_aux(a: Any, b: Any, *, epilogue: str, bias: Any = None) -> tuple[Any, Any]:
+def matmul_with_aux(
+    a: Any, b: Any, *, epilogue: str, bias: Any = None, out: Any = None
+) -> tuple[Any, Any]:
     """Return ``epilogue(a @ b + bias)`` and what its gradient needs.
 
     Parameters
@@ -408,6 +410,8 @@ def matmul_with_aux(a: Any, b: Any, *, epilogue: str, bias: Any = None) -> tuple
     b : array, shape (k, n)
     epilogue : {"relu", "gelu"}
     bias : array, shape (n,), optional
+    out : array, shape (m, n), optional
+        Where cuBLASLt writes the result: contiguous, and no memory of the operands.
 
     Returns
     -------
@@ -442,7 +446,7 @@ def matmul_with_aux(a: Any, b: Any, *, epilogue: str, bias: Any = None) -> tuple
                 ld = _rounded(n, 8)
                 aux = library.array((m, ld), a.dtype)[:, :n]
             pointers += ((_cublaslt.AUX_POINTER, aux.data.ptr),)
-            return library.run(a, b, recipe(kind, aux_ld=ld), None, pointers), aux
+            return library.run(a, b, recipe(kind, aux_ld=ld), out, pointers), aux
         except Unsupported as reason:
             _refuse(reason)
     return _plain_with_aux(a, b, epilogue, bias)

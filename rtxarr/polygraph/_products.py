@@ -51,8 +51,14 @@ def _product_into(a: Any, b: Any, *more: Any, out: Any, names: tuple = (), **opt
     return None if found is None else (found,)
 
 
+def _product_and_sum_into(a: Any, b: Any, *bias: Any, out: Any, epilogue: str) -> Any:
+    options = {"epilogue": epilogue, "bias": bias[0] if bias else None}
+    return blas.matmul_with_aux(a, b, **options, out=out)
+
+
 FUNCTIONS = (product, product_and_sum)
 product.into = _product_into  # type: ignore[attr-defined]
+product_and_sum.into = _product_and_sum_into  # type: ignore[attr-defined]
 for _function in FUNCTIONS:
     _function.gives_new = True  # type: ignore[attr-defined]  # memory of its own; see _program
 

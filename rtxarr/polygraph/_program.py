@@ -3,11 +3,15 @@
 What runs is straight-line code, written once for each program and shown by ``Program.text``::
 
     def program(x0, x1):
-        v2 = empty((4096, 1024), float32)
+        v2, v4 = held = arena()
         kernel0(x0, x1, c3, v2)
-        v4 = matmul1(v2, x1)
-        v2 = None
-        return [v4]
+        v4 = matmul1(v2, x1, out=v4)
+        v5 = empty((4096,), float32)
+        kernel2(v4, v5)
+        v4 = None
+        outputs = [v5]
+        give(held)
+        return outputs
 """
 
 from __future__ import annotations
@@ -59,7 +63,8 @@ class Program:
     graph : Graph
     backend : object
         With ``build(loops)``, ``fuses(op, dtype)``, ``empty(shape, dtype)``; see ``_cpu_backend``.
-        May have ``rewrite``, ``pattern``, ``new`` and ``streams``; see ``_cuda_backend``.
+        May have ``rewrite``, ``pattern``, ``new``, ``streams``, ``arena`` and ``arena_limit``; see
+        ``_cuda_backend``.
     strides : sequence of (tuple of int or None), optional
         For each input that is not contiguous its strides, in elements.
     disjoint : bool, default True

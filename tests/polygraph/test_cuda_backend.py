@@ -9,7 +9,7 @@ import pytest
 
 from rtxarr import dtypes
 from rtxarr._device import namespace
-from rtxarr.polygraph import _cuda_backend, _interpret
+from rtxarr.polygraph import _cpu_memory, _cuda_backend, _interpret, _schedule
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._cuda_backend import CudaBackend
 from rtxarr.polygraph._program import Program
@@ -71,6 +71,10 @@ class FakeGpu:
 
     def empty(self, shape, dtype):
         return FakeArray(self.emulated.empty(shape, dtype), self.device)
+
+    def arena(self, n_bytes, parts):
+        take, _ = _cpu_memory.arena(n_bytes, parts)
+        return lambda: [FakeArray(x, self.device) for x in take()], None
 
     def scratch(self, size):
         array = np.full(size + 16, 0xFF, np.uint8)
@@ -136,6 +140,32 @@ def test_a_program_runs_through_buffers_of_arguments(offset):
     for got, want in zip(run(program, [array]), _interpret.run(graph, [array], np), strict=True):
         assert_close(got, want)
     assert any(gy > 1 for _, gy, *_ in backend.gpu.started)
+
+
+@needs_compiler
+def test_kernels_leave_results_to_one_another_in_one_block(monkeypatch):
+    """Rows, columns, and maps that write over what they read."""
+    monkeypatch.setattr(_schedule, "_MAX_MEMBERS", 1)
+    x = ir.input_node(0, "float32", (70, 40))
+
+    def divided(y):
+        total = ir.reduce_node("sum", ir.map_node("exp", y), (1,))
+        return ir.map_node("divide", y, ir.broadcast(ir.reshape(total, (70, 1)), y.shape))
+
+    def less_sums(y):
+        sums = ir.broadcast(ir.reduce_node("sum", y, (0,)), y.shape)
+        return ir.map_node("tanh", ir.map_node("subtract", y, sums))
+
+    y = less_sums(divided(x))
+    graph = ir.Graph([x], [less_sums(divided(y))])
+    program = Program(graph, FakeBackend())
+    assert program.over
+    assert program.arena.n_bytes < program.arena.n_apart
+    array = np.random.default_rng(0).standard_normal((70, 40), dtype=np.float32)
+    (want,) = _interpret.run(graph, [array], np)
+    for _ in range(2):
+        (got,) = run(program, [array.copy()])
+        assert_close(got, want, atol=1e-5)
 
 
 @needs_compiler
