@@ -12,6 +12,8 @@ In both a map that is the last to read an array, element by element, writes over
 
 from __future__ import annotations
 
+import bisect
+import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +34,9 @@ __all__ = [
 
 ALIGNMENT = 512  # bytes: of the beginning of each result, as of what a memory pool gives
 KEPT = 1 << 20  # bytes of a block that is kept between calls; larger ones go back to the pool
+MOST_RESULTS = 2000  # of a block: each is held against all others
+
+_BY_PLACE = operator.itemgetter(0)
 
 # Operations that the interpreter runs without giving memory of their sources.
 _NEW = frozenset(
@@ -125,19 +130,19 @@ def on_streams(numbers: Sequence[int], needs: Sequence[Sequence[int]]) -> list[i
     return [*before, (1 << len(numbers)) - 1]
 
 
-def plan(made: Sequence[Memory], before: Sequence[int], most: float) -> Arena | None:
+def plan(made: Sequence[Memory], before: Sequence[int] | None, most: float) -> Arena | None:
     """Return where the results that steps leave to one another lie; None where a pool is better.
 
     Parameters
     ----------
     made : sequence of Memory
-    before : sequence of int
-        As :func:`in_order` or :func:`on_streams` gives it.
+    before : sequence of int or None
+        As :func:`on_streams` gives it; None where one step runs after the other.
     most : float
         How many times what is there at one time a program may need with a block that is not kept.
     """
     found = [m for m in made if m.is_given and not m.leaves]
-    if len(found) < 2:  # nothing to plan
+    if not 2 <= len(found) <= MOST_RESULTS:  # nothing to plan, or seconds to do it
         return None
     n_bytes = _placed(found, before)
     if n_bytes > KEPT:
@@ -252,27 +257,32 @@ def written_over(
     return over
 
 
-def _placed(found: Sequence[Memory], before: Sequence[int]) -> int:
+def _placed(found: Sequence[Memory], before: Sequence[int] | None) -> int:
     """Give each memory its place; return the bytes of all together."""
+    placed: list[tuple] = []  # by place, with what tells who is there at one time with another
     n_bytes = 0
-    placed: list[Memory] = []
     for memory in sorted(found, key=lambda m: (-m.n_bytes, m.first)):
-        here = before[memory.first]
-        busy = sorted(
-            (m.place, m.place + m.n_bytes)
-            for m in placed
-            if not (m.is_over(here) or memory.is_over(before[m.first]))
-        )
+        size = memory.n_bytes
+        # One is over before another is written: that is so if it touches nothing of these.
+        mine, late = memory.touched, 0 if before is None else ~before[memory.first]
+        first, last = memory.first, memory.last
         smallest, end = None, 0
-        for begin, after in busy:
+        for begin, after, touched, its_late, its_first, its_last in placed:
+            if before is None:
+                if its_last < first or last < its_first:
+                    continue
+            elif not touched & late or not mine & its_late:
+                continue
             gap = begin - end
-            if gap >= memory.n_bytes and (smallest is None or gap < smallest):
+            if gap >= size and (smallest is None or gap < smallest):
                 smallest, memory.place = gap, end
             end = max(end, after)
         if smallest is None:
             memory.place = end
-        placed.append(memory)
-        n_bytes = max(n_bytes, memory.place + memory.n_bytes)
+        n_bytes = max(n_bytes, memory.place + size)
+        bisect.insort(
+            placed, (memory.place, memory.place + size, mine, late, first, last), key=_BY_PLACE
+        )
     return n_bytes
 
 

@@ -52,8 +52,8 @@ def _product_into(a: Any, b: Any, *more: Any, out: Any, names: tuple = (), **opt
 
 
 def _product_and_sum_into(a: Any, b: Any, *bias: Any, out: Any, epilogue: str) -> Any:
-    options = {"epilogue": epilogue, "bias": bias[0] if bias else None}
-    return blas.matmul_with_aux(a, b, **options, out=out)
+    vector = bias[0] if bias else None
+    return blas.matmul_with_aux(a, b, epilogue=epilogue, bias=vector, out=out)
 
 
 FUNCTIONS = (product, product_and_sum)

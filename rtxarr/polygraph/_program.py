@@ -226,16 +226,16 @@ class Program:
         """Plan where results lie that steps leave to one another."""
         made = _arena.made_by(self.steps, self.graph, self.in_place, self.copied)
         self.n_between = sum(m.n_bytes for m in made if not m.leaves)
-        n_steps, on_streams = len(self.steps), None
+        on_streams = None
         if self.streams is not None:
             on_streams = _arena.on_streams(self.streams.numbers, self.streams.needs)
-        before = on_streams or _arena.in_order(n_steps)
+        before = on_streams or _arena.in_order(len(self.steps))
         self.over = _arena.written_over(self.steps, made, before, _lies_in_order)
         self.most_between = _arena.at_one_time(m for m in made if not m.leaves)
         self.arena = self._arena_on_streams = None
         if getattr(self.backend, "arena", None) is not None:
             most = self.backend.arena_limit
-            self.arena = _arena.plan(made, _arena.in_order(n_steps), most)
+            self.arena = _arena.plan(made, None, most)
             if self.arena is not None and on_streams is not None:
                 self._arena_on_streams = _arena.plan(made, on_streams, math.inf)
 
