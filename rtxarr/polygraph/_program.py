@@ -527,17 +527,20 @@ class _Writer:
     """
 
     def __init__(self, node: Node, into: Callable, contiguous: bool) -> None:
-        self._node, self._into, self._contiguous = node, into, contiguous
+        self._node, self._contiguous = node, contiguous
+        self._into: Callable | None = into
         self.writes = node
         if node.op == "call":
             dtype, shape = node.attrs[2][0]
             self.writes = ir.make("item", (node,), (0,), dtype, shape)
 
     def __call__(self, *sources: Any, out: Any = None) -> Any:
-        if out is not None:
+        into = self._into
+        if out is not None and into is not None:
             with np.errstate(all="ignore"):
-                found = self._into(*sources, out=out)
+                found = into(*sources, out=out)
             if found is not None:
                 return found
+            self._into = None  # nor will it another time
         found = _interpret.evaluate(self._node, sources, namespace(*sources))
         return as_contiguous(found) if self._contiguous else found
