@@ -124,6 +124,31 @@ def test_calls_of_the_library(name):
         assert not fused.reasons
 
 
+def test_what_is_said_to_be_new_memory_is(monkeypatch):
+    """Kernels write over it, and what it is made of is dead when it has been read."""
+    call, seen = _library.Opaque.__call__, set()
+
+    def watched(opaque, *arrays):
+        results = call(opaque, *arrays)
+        if opaque.gives_new:
+            seen.add(repr(opaque))
+            for i, out in enumerate(results):
+                assert not any(np.shares_memory(out, x) for x in (*arrays, *results[:i]))
+        return results
+
+    monkeypatch.setattr(_library.Opaque, "__call__", watched)
+    half = np.ones((4, N), np.float16)
+    for f in (
+        *OPAQUE.values(),
+        lambda x: rx.conv2d(rx.reshape(x, (1, 2, 4, N)), np.ones((3, 2, 1, 1))),  # of one tap
+        lambda x: rx.conv1d(np.ones((2, 8, 12)), x[:3, :, None]),
+        lambda x: rx.linear(rx.astype(x[:4], rx.float16).T, half.T[:3, :4]),
+    ):
+        for function in (f, rx.grad(lambda x, f=f: rx.sum(rx.astype(f(x), rx.float64) ** 2))):
+            rx.fuse(lambda x, function=function: function(2 * x))(X)
+    assert seen == _library._GIVE_NEW
+
+
 @pytest.mark.parametrize("name", ["attention", "masked attention"])
 def test_attention_that_no_library_has(name, monkeypatch):
     """As on a GPU in float32: its softmax is one kernel, and what surrounds it is in it."""
