@@ -311,13 +311,14 @@ def _program(program: Program) -> dict:
 
     for node in graph.inputs:
         add(node, ["input", [], data.encode(node.attrs)])
-    steps = []
+    steps: list[list[Any]] = []
     for step in program.steps:
         sources = [known(n) for n in step.sources]
         if step.loops is not None:
             results = [add(n, ["result", [], [len(nodes)]]) for n in step.results]
             kernel: Any = step.run  # an _Unbuilt
-            steps.append(["kernel", kernel.description(), sources, results])
+            description = {**kernel.description(), "places": _places(step)}
+            steps.append(["kernel", description, sources, results])
             continue
         (node,) = step.results
         attrs = [a for a in node.attrs if not isinstance(a, Graph)]
@@ -335,6 +336,16 @@ def _program(program: Program) -> dict:
         "disjoint": program.disjoint,
         "copied": sorted(program.copied),
     }
+
+
+def _places(step: Step) -> list[list[int]]:
+    """Return numbers of the places at which a map reads and writes, -1 for several or others."""
+    if step.group.kind != "map":
+        return [[], []]
+    need, outputs = step.group.need, step.group.outputs
+    numbers = {frozenset((place,)): k for k, place in enumerate(dict.fromkeys(outputs.values()))}
+    read = [numbers.get(frozenset(need.get(n, ())), -1) for n in step.sources]
+    return [read, [numbers[frozenset((outputs[n],))] for n in step.results]]
 
 
 class _Unbuilt:

@@ -21,6 +21,7 @@ from rtxarr.autograd._tape import mark_changed
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _aot_data as data
 from rtxarr.polygraph import _bundle, _cpu_memory
+from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._admission import bytes_of
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of, read_kind
@@ -39,6 +40,7 @@ from rtxarr.polygraph._loops import Buffer, Loops
 from rtxarr.polygraph._program import Program, Step, eager_step
 from rtxarr.polygraph._record import Output
 from rtxarr.polygraph._scalar import NAMES
+from rtxarr.polygraph._schedule import EAGER, Group
 from rtxarr.polygraph._trace import Captured, ScalarSource
 
 __all__ = ["BundleError", "Loaded", "load"]
@@ -402,8 +404,9 @@ class _LoadedProgram(Program):
                 sources, results = (tuple(map(node, ids)) for ids in (source_ids, result_ids))
                 loops = _loops(kernel, sources, results)
                 name, run = f"kernel{k}", self.backend.kernel(kernel, loops)
+                group = _group(kernel.get("places", ((), ())), sources, results)
             elif kind == "node":
-                result, loops = node(rest[0]), None
+                result, loops, group = node(rest[0]), None, Group(EAGER)
                 sources, results, name = result.src, (result,), f"{result.op}{k}"
                 if result.op in CONTROL:
                     run = self.control_step(result, parts[rest[0]])
@@ -416,10 +419,19 @@ class _LoadedProgram(Program):
             if not made.issuperset(sources) or not made.isdisjoint(results):
                 raise ValueError(f"steps out of order, at {name}")
             made.update(results)
-            steps.append(Step(name, run, sources, results, loops))
+            steps.append(Step(name, run, sources, results, loops, group))
         if not made.issuperset(self.graph.roots):
             raise ValueError("a program that does not compute its results")
         return steps
+
+
+def _group(places: Sequence, sources: Sequence[Node], results: Sequence[Node]) -> Group:
+    """Return what is known of where a saved kernel reads and writes: at one place or not."""
+    group = Group(EAGER)
+    read, written = (map(int, numbers) for numbers in places)
+    group.need = {n: {ix.number(k)} for n, k in zip(sources, read, strict=False) if k >= 0}
+    group.outputs = {n: ix.number(k) for n, k in zip(results, written, strict=False)}
+    return group
 
 
 def _loops(kernel: dict, sources: Sequence[Node], results: Sequence[Node]) -> Loops:
