@@ -106,6 +106,44 @@ def test_wide_results_of_half_precision(fake):
     assert len(fake.calls) == 1
 
 
+@pytest.mark.parametrize("options", [{}, {"epilogue": "relu"}, {"scale": 0.5}], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("parts", [(), ("bias",), ("addend",), ("bias", "addend")], ids=str)
+def test_products_into_given_memory(fake, dtype, parts, options):
+    rng = np.random.default_rng(0)
+    shapes = {"a": (6, 8), "b": (8, 16), "bias": (16,), "addend": (6, 16)}
+    a, b, *more = (rng.standard_normal(shapes[n]).astype(dtype) for n in ("a", "b", *parts))
+    want = blas.matmul(a, b, **dict(zip(parts, more, strict=True)), **options)
+    a, b, *more = map(fake.array, (a, b, *more))
+    out = poison(fake.array, (6, 16), dtype)
+    given = dict(zip(parts, more, strict=True))
+    assert blas.matmul_into(a, b, out, **given, **options) is out
+    check(out, np.asarray(want, np.float64), 8)
+    assert len(fake.calls) == 1
+
+
+def test_products_into_given_memory_of_the_host():
+    a, b = np.random.default_rng(0).standard_normal((2, 16, 16), dtype=np.float32)
+    out = np.full((16, 16), np.nan, np.float32)
+    assert blas.matmul_into(a, b, out) is out
+    assert_close(out, a @ b, exact=True)
+    # Rounded once only by way of another array, or with more than a product.
+    halves = (x.astype(np.float16) for x in (a, b, out))
+    assert blas.matmul_into(*halves) is None
+    assert blas.matmul_into(a, b, out, bias=a[0]) is None
+
+
+def test_layers_into_given_memory(fake):
+    rng = np.random.default_rng(0)
+    a, b = (fake.array(rng.standard_normal(s).astype("float32")) for s in ((6, 8), (8, 16)))
+    out = poison(fake.array, (6, 16), "float32")
+    found, aux = blas.matmul_with_aux(a, b, epilogue="gelu", out=out)
+    assert found is out
+    wanted = blas.matmul_with_aux(a, b, epilogue="gelu")
+    for got, want in zip((out, aux), wanted, strict=True):
+        assert_close(np.asarray(got), np.asarray(want), exact=True)
+
+
 # --------------------------------------------------------------------------------------- plans
 
 
