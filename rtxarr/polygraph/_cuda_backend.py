@@ -54,8 +54,8 @@ class CudaBackend:
     """
 
     streams = Streams  # for steps that may run beside one another
-    # A pool that gives arrays one by one keeps about half as much again, in pieces.
-    arena_limit = 4 / 3
+    # A block lasts while results are made, which a pool would put where others were by then.
+    arena_limit = 1.05
 
     def __init__(self, mode: str = "strict", gpu: Any = None) -> None:
         self.strict = mode == "strict"
