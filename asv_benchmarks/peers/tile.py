@@ -20,14 +20,18 @@ from rtxarr.libs import blas, tile
 
 # Rows, summed axis, columns of the result.
 SHAPES = ((8192, 4096, 14336), (8192, 1024, 4096), (4096, 4096, 4096), (64, 4096, 14336))
-# Tiles to try.
+# Tiles to try: rows, columns, depth, warps, and whether a block computes several.
 TILES = {
-    "linear": ((128, 256, 64), (128, 128, 64), (256, 128, 64), (64, 64, 64), (64, 64, 128)),
-    "gated_linear": ((128, 128, 64), (256, 64, 64), (64, 64, 64), (64, 64, 128)),
-    "norm_linear": ((128, 256, 64), (128, 128, 64), (64, 256, 64), (64, 128, 64)),
-    "fp8_rows": ((128, 128, 128), (128, 256, 128), (64, 64, 128)),
-    "fast fp8_rows": ((128, 256, 128), (128, 128, 128), (256, 128, 128), (64, 64, 128)),
-}
+    "linear": (
+        (128, 128, 64, None, True), (128, 256, 64, 8, True), (64, 128, 64), (64, 64, 64)
+    ),
+    "gated_linear": (
+        (128, 64, 64, None, True), (128, 128, 64, 8, True), (64, 128, 64), (64, 64, 64)
+    ),
+    "norm_linear": ((128, 256, 64, 8), (128, 128, 64, 8), (64, 128, 64)),
+    "fp8_rows": ((128, 128, 128, 8, True), (64, 64, 128)),
+    "fast fp8_rows": ((128, 256, 128, 8, True), (128, 128, 128, 8), (64, 64, 128)),
+}  # fmt: skip
 
 
 def draw(shape, kind):
@@ -131,18 +135,16 @@ def theirs(m, k, n):
     return found
 
 
-def with_tiles(function, kernel, choice, loops=True):
-    """Let a function use one choice of tiles, several in a block or each in one."""
+def with_tiles(function, kernel, choice):
+    """Let a function use one choice of tiles."""
 
     def call():
-        before = tile._TILES[kernel], tile._loops
-        tile._TILES[kernel] = (choice,)
-        if not loops:
-            tile._loops = lambda *args: False
+        before = tile._TILES[kernel]
+        tile._TILES[kernel] = (tile.Tile(*choice),)
         try:
             return function()
         finally:
-            tile._TILES[kernel], tile._loops = before
+            tile._TILES[kernel] = before
 
     return call
 
@@ -203,10 +205,7 @@ def main():
             functions = sides | peers.get(what, {})
             if options.tiles:
                 call, kernel = sides["rtxarr.libs.tile"], kernel_of(what)
-                functions = {}
-                for choice in TILES[kernel]:
-                    functions[str(choice)] = with_tiles(call, kernel, choice)
-                    functions[f"{choice}, each a block"] = with_tiles(call, kernel, choice, False)
+                functions = {str(x): with_tiles(call, kernel, x) for x in TILES[kernel]}
             flops, n_bytes = work_of(what, *shape)
             case = {"case": what, "shape": shape, "unit": "TFLOP/s"}
             times = device_times(functions, options.rounds)

@@ -15,7 +15,7 @@ import math
 import shutil
 import warnings
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,21 +28,47 @@ from rtxarr.libs import _layout, blas
 from rtxarr.libs._layout import Unsupported
 from rtxarr.libs._status import Provider
 
-__all__ = ["gated_linear", "linear", "matmul_fp8_rows", "norm_linear", "status"]
+__all__ = ["gated_linear", "linear", "matmul_fp8_rows", "norm_linear", "refusal", "status"]
 
 _MAX_ELEMENTS = 2**31  # kernels count elements in 32 bits
 _INSTALL = "pip install --upgrade 'cuda-tile[tileiras]'"
 _FP8 = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 _GELU_SCALE, _GELU_CUBIC = math.sqrt(2 / math.pi), 0.044715
-# Tiles of the result and of the summed axis: the first that gives all processors work is taken,
-# else the last. Two groups of four warps share 128 rows; more columns would not fit into their
-# registers.
+
+
+class Tile(NamedTuple):
+    """What a block computes at a time, and how.
+
+    Attributes
+    ----------
+    rows, columns, depth : int
+        Of the result, and of the summed axis.
+    warps : int, optional
+        How many multiply.
+    loops : bool
+        Whether a block goes on to other tiles, where all matrices are stored row by row.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int | None = None
+    loops: bool = False
+
+
+# The first that gives all processors work is taken, else the last. Those that an H200 computes
+# fastest: one group of four warps can keep 128 x 128 sums in registers, two groups twice that.
 _TILES = {
-    "linear": ((128, 256, 64), (128, 128, 64), (64, 64, 64)),
-    "gated_linear": ((128, 128, 64), (128, 64, 64), (64, 64, 64)),
-    "norm_linear": ((128, 256, 64), (128, 128, 64), (64, 128, 64)),
-    "fp8_rows": ((128, 128, 128), (64, 64, 128)),
-    "fast fp8_rows": ((128, 256, 128), (128, 128, 128), (64, 64, 128)),
+    "linear": (Tile(128, 128, 64, loops=True), Tile(64, 128, 64), Tile(64, 64, 64)),
+    "gated_linear": (Tile(128, 64, 64, loops=True), Tile(64, 64, 64)),
+    "gated_linear_apart": (Tile(128, 64, 64), Tile(64, 64, 64)),
+    "norm_linear": (Tile(128, 256, 64, 8), Tile(64, 128, 64)),
+    "fp8_rows": (Tile(128, 128, 128, 8, loops=True), Tile(64, 64, 128)),
+    "fast fp8_rows": (
+        Tile(128, 256, 128, 8, loops=True),
+        Tile(128, 128, 128, 8),
+        Tile(64, 64, 128),
+    ),
 }
 _STATISTICS_TILE = (8, 512)
 
@@ -87,6 +113,36 @@ def status() -> Provider:
     return _provider
 
 
+def refusal(*matrices: tuple) -> str:
+    """Return why no kernel would multiply matrices that lie so; "" if one would.
+
+    Parameters
+    ----------
+    *matrices : (dtype, shape, strides)
+        Inputs and weights, strides in bytes; they are taken to be well aligned.
+    """
+    if len(_device.devices()) < 2:
+        return "there is no GPU"
+    _, reason = _look()
+    if reason:
+        return reason
+    dtype = matrices[0][0]
+    try:
+        if not is_half(dtype):
+            raise Unsupported(f"operands of {dtype}")
+        for other, shape, strides in matrices:
+            if other != dtype:
+                raise Unsupported(f"operands of {dtype} and {other}")
+            if 0 in shape:
+                raise Unsupported("operands without elements")
+            placed = _placed("an operand", shape, strides, dtype.itemsize)
+            if placed.ld * dtype.itemsize % 16:
+                raise Unsupported(f"an operand{_UNALIGNED}")
+    except Unsupported as reason:
+        return str(reason)
+    return ""
+
+
 def _fused(run: Any, x: Any, *args: Any) -> Any:
     """Return ``run(x, *args)``, or None where no kernel can compute it."""
     if not is_device_array(x) or not _is_there():
@@ -120,6 +176,27 @@ def _load(signature: Signature, device_id: int) -> Any:
 # ------------------------------------------------------------------------------------- arguments
 
 
+_UNALIGNED = " with lines that do not begin at multiples of 16 bytes"
+
+
+def _placed(name: str, shape: Any, strides: Any, n_bytes: int) -> _layout.Matrix:
+    """Tell how a matrix of elements of ``n_bytes`` lies."""
+    rows, cols = shape
+    steps = [step // n_bytes for step in strides]
+    found = _layout.matrix(rows, cols, *steps)
+    if cols == 1 and steps[0] == 1:  # one line rather than many short ones
+        found = _layout.Matrix(True, rows)
+    if found is None:
+        raise Unsupported(f"{name} whose rows and columns are both apart in memory")
+    n_lines, length = (cols, rows) if found.transposed else (rows, cols)
+    if n_lines == 1:
+        unit = 16 // n_bytes
+        found = _layout.Matrix(found.transposed, -(-length // unit) * unit)
+    if (n_lines - 1) * found.ld + length >= _MAX_ELEMENTS:
+        raise Unsupported(f"{name} that spans {_MAX_ELEMENTS} elements or more")
+    return found
+
+
 class _Arguments:
     """What a kernel is told: the kinds of its arguments, and what it finds at its start.
 
@@ -144,15 +221,7 @@ class _Arguments:
         if x.data.device_id != self._device_id:
             raise Unsupported(f"{name} that is not on the current device")
 
-    def matrix(
-        self,
-        name: str,
-        x: Any,
-        kind: str | None = None,
-        *,
-        is_out: bool = False,
-        in_halves: bool = False,
-    ) -> None:
+    def matrix(self, name: str, x: Any, kind: str | None = None, *, is_out: bool = False) -> None:
         """Add a matrix.
 
         Parameters
@@ -163,47 +232,20 @@ class _Arguments:
             cuTile's name of the dtype, if it is not NumPy's.
         is_out : bool, default False
             Whether it may lie in any way, at a loss of time.
-        in_halves : bool, default False
-            Whether the kernel sees it as an array of shape (2, rows / 2, columns).
         """
         self._check(name, x, np.uint8 if kind else self.dtype)
-        rows, cols = x.shape
-        unit = 16 // x.itemsize
-        steps = [step // x.itemsize for step in x.strides]
-        found = _layout.matrix(rows, cols, *steps)
-        if cols == 1 and steps[0] == 1:  # one line rather than many short ones
-            found = _layout.Matrix(True, rows)
-        if found is None:
-            raise Unsupported(f"{name} whose rows and columns are both apart in memory")
+        found = _placed(name, x.shape, x.strides, x.itemsize)
         ld = found.ld
-        n_lines, length = (cols, rows) if found.transposed else (rows, cols)
-        if n_lines == 1:
-            ld = -(-length // unit) * unit
-        if (n_lines - 1) * ld + length >= _MAX_ELEMENTS:
-            raise Unsupported(f"{name} that spans {_MAX_ELEMENTS} elements or more")
-        shape: tuple = rows, cols
-        strides: tuple = (1, ld) if found.transposed else (ld, 1)
-        if in_halves:
-            shape, strides = (2, rows // 2, cols), (rows // 2 * strides[0], *strides)
-        major = len(shape) - 1 - found.transposed
-        apart = [step for axis, step in enumerate(strides) if axis != major]
-        aligned = x.data.ptr % 16 == 0 and all(step % unit == 0 for step in apart)
+        strides = (1, ld) if found.transposed else (ld, 1)
+        aligned = x.data.ptr % 16 == 0 and ld * x.itemsize % 16 == 0
         if not aligned and not is_out:
-            raise Unsupported(f"{name} with lines that do not begin at multiples of 16 bytes")
+            raise Unsupported(name + _UNALIGNED)
         self.is_plain &= aligned and not found.transposed
-        self.parameters.append(Array(kind or self.dtype.name, len(shape), major, aligned))
-        self.values += [x.data.ptr, *shape, *strides]
+        self.parameters.append(Array(kind or self.dtype.name, 2, 1 - found.transposed, aligned))
+        self.values += [x.data.ptr, *x.shape, *strides]
 
-    def vector(
-        self,
-        name: str,
-        x: Any,
-        *,
-        dtype: Any = None,
-        aligned: bool = False,
-        in_halves: bool = False,
-    ) -> None:
-        """Add a vector; None is left out. Seen in halves its shape is (2, size / 2)."""
+    def vector(self, name: str, x: Any, *, dtype: Any = None, aligned: bool = False) -> None:
+        """Add a vector; None is left out."""
         if x is None:
             self.parameters.append(0)
             return
@@ -213,22 +255,42 @@ class _Arguments:
             raise Unsupported(f"{name} with gaps")
         if aligned and x.data.ptr % 16:
             raise Unsupported(f"{name} that does not begin at a multiple of 16 bytes")
-        n_dims = 2 if in_halves else 1
-        self.parameters.append(Array(dtype.name, n_dims, n_dims - 1, aligned))
-        half = x.size // 2
-        self.values += [x.data.ptr, *((2, half, half, 1) if in_halves else (x.size, 1))]
+        self.parameters.append(Array(dtype.name, 1, 0, aligned))
+        self.values += [x.data.ptr, x.size, 1]
+
+    def pair(self, name: str, x: Any, y: Any) -> int | None:
+        """Add two matrices that lie alike as one array of shape (2, rows, columns).
+
+        Returns
+        -------
+        int or None
+            Which of the two ``y`` is in it; None, and nothing is added, if there is no such array.
+        """
+        self._check(name, x, self.dtype)
+        self._check(name, y, self.dtype)
+        found = _placed(name, x.shape, x.strides, x.itemsize)
+        apart = abs(y.data.ptr - x.data.ptr) // x.itemsize
+        if found != _placed(name, y.shape, y.strides, y.itemsize) or not 0 < apart < _MAX_ELEMENTS:
+            return None
+        strides = (1, found.ld) if found.transposed else (found.ld, 1)
+        if (x.data.ptr | y.data.ptr | found.ld * x.itemsize) % 16:
+            raise Unsupported(name + _UNALIGNED)
+        self.is_plain &= not found.transposed
+        self.parameters.append(Array(self.dtype.name, 3, 2 - found.transposed))
+        self.values += [min(x.data.ptr, y.data.ptr), 2, *x.shape, apart, *strides]
+        return int(y.data.ptr > x.data.ptr)
 
     def start(self, name: str, shape: tuple[int, int], constants: tuple, tiles: str = "") -> None:
         """Start a kernel that computes a matrix of ``shape`` in tiles."""
         m, n = shape
         n_processors = _processors(self._device_id)  # each has room for one block
         for tile in _TILES[tiles or name]:
-            n_tiles = -(-m // tile[0]) * -(-n // tile[1])
-            if n_tiles >= n_processors and m > tile[0] // 2:
+            n_tiles = -(-m // tile.rows) * -(-n // tile.columns)
+            if n_tiles >= n_processors and m > tile.rows // 2:
                 break
-        loops = _loops(name, tile) and self.is_plain
-        parameters = (*self.parameters, *constants, loops, *tile)
-        signature = Signature(name, parameters, 8 if tile[0] >= 128 else None)
+        loops = tile.loops and self.is_plain
+        parameters = (*self.parameters, *constants, loops, *tile[:3])
+        signature = Signature(name, parameters, tile.warps)
         _start(signature, min(n_tiles, n_processors) if loops else n_tiles, self.values)
 
 
@@ -236,11 +298,6 @@ class _Arguments:
 def _processors(device_id: int) -> int:
     runtime = _device.cupy.cuda.runtime
     return runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device_id)
-
-
-def _loops(name: str, tile: tuple[int, int, int]) -> bool:
-    """Tell whether a block should compute several tiles, for which the compiler must be able to."""
-    return name != "norm_linear" and tile[0] * tile[1] >= 128 * 128
 
 
 def _check_halves(x: Any, weight: Any) -> None:
@@ -317,16 +374,28 @@ def _linear(x, weight, bias, activation):
     return out
 
 
-def gated_linear(x: Any, weight: Any, bias: Any = None, *, activation: str = "silu") -> Any:
+def gated_linear(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    gate: Any = None,
+    gate_bias: Any = None,
+    activation: str = "silu",
+) -> Any:
     """Return ``(x @ w.T + b) * activation(x @ v.T + c)``, rounded once: SwiGLU, GEGLU and the like.
 
     Parameters
     ----------
     x : array of a real floating dtype, shape (..., in_features)
     weight : array, shape (2 * out_features, in_features)
-        ``w`` above ``v``, the gate's.
+        ``w`` above ``v``, the gate's; ``w`` alone beside ``gate``.
     bias : array, shape (2 * out_features,), optional
-        ``b`` before ``c``.
+        ``b`` before ``c``; ``b`` alone beside ``gate``.
+    gate : array, shape (out_features, in_features), optional
+        ``v``.
+    gate_bias : array, shape (out_features,), optional
+        ``c``, which must be given if ``b`` is.
     activation : {"relu", "sigmoid", "silu", "gelu", "gelu_tanh"}, default "silu"
         Of the gate.
 
@@ -341,27 +410,42 @@ def gated_linear(x: Any, weight: Any, bias: Any = None, *, activation: str = "si
     _check_linear(x, weight, bias, activation)
     if activation is None:
         raise ValueError("activation must be given")
-    if weight.shape[0] % 2:
-        raise ValueError(f"weight must have an even number of rows, got {weight.shape}")
+    if gate is None:
+        if gate_bias is not None:
+            raise ValueError("gate_bias must be part of bias where gate is part of weight")
+        if weight.shape[0] % 2:
+            raise ValueError(f"weight must have an even number of rows, got {weight.shape}")
+        n = weight.shape[0] // 2
+        weight, gate = weight[:n, :], weight[n:, :]
+        bias, gate_bias = (None, None) if bias is None else (bias[:n], bias[n:])
+    elif gate.shape != weight.shape:
+        raise ValueError(f"gate must have shape {weight.shape}, got {gate.shape}")
+    _check_linear(x, gate, gate_bias, activation)
+    if (bias is None) != (gate_bias is None):
+        raise ValueError("bias and gate_bias must be given together")
     rows = _flat(x)
-    n = weight.shape[0] // 2
-    out = _fused(_gated_linear, rows, weight, bias, activation)
+    out = _fused(_gated_linear, rows, weight, gate, bias, gate_bias, activation)
     if out is None:
-        total = _wide_product(rows, weight, bias)
-        out = _rounded(total[:, :n] * _activate(total[:, n:], activation), x.dtype)
+        factor = _activate(_wide_product(rows, gate, gate_bias), activation)
+        out = _rounded(_wide_product(rows, weight, bias) * factor, x.dtype)
     return _like(out, x)
 
 
-def _gated_linear(x, weight, bias, activation):
+def _gated_linear(x, weight, gate, bias, gate_bias, activation):
     _check_halves(x, weight)
-    shape = x.shape[0], weight.shape[0] // 2
+    shape = x.shape[0], weight.shape[0]
     out = _empty(shape, x.dtype)
     args = _Arguments(x.dtype)
     args.matrix("an input", x)
-    args.matrix("a weight", weight, in_halves=True)
-    args.vector("a bias", bias, in_halves=True)
+    place = args.pair("a weight", weight, gate)
+    if place is None:
+        args.matrix("a weight", weight)
+        args.matrix("a gate's weight", gate)
+    args.vector("a bias", bias)
+    args.vector("a gate's bias", gate_bias)
     args.matrix("a result", out, is_out=True)
-    args.start("gated_linear", shape, (ACTIVATIONS[activation], bias is not None))
+    name, places = ("gated_linear_apart", ()) if place is None else ("gated_linear", (place,))
+    args.start(name, shape, (ACTIVATIONS[activation], *places, bias is not None))
     return out
 
 

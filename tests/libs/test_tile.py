@@ -279,14 +279,24 @@ def gated_case(rng, array, dtype, shape, *, columns=(False, False), biased=True,
     gate = ACTIVATIONS[activation](total[:, n:])
     # The slope of an activation is at most 1.13.
     scale = scale[:, :n] * np.abs(gate) + 1.13 * np.abs(total[:, :n]) * scale[:, n:]
+    given = padded(array, x, by_column=columns[0])
     got = tile.gated_linear(
-        padded(array, x, by_column=columns[0]),
+        given,
         # The gate's part of each column must begin at a multiple of 16 bytes too.
         padded(array, weight, by_column=columns[1] and n % 8 == 0),
         array(bias) if biased else None,
         activation=activation,
     )
     check(got, total[:, :n] * gate, scale, dtype)
+    apart = tile.gated_linear(
+        given,
+        padded(array, weight[:n], by_column=columns[1]),
+        array(bias[:n]) if biased else None,
+        gate=padded(array, weight[n:], by_column=columns[0]),
+        gate_bias=array(bias[n:]) if biased else None,
+        activation=activation,
+    )
+    check(apart, total[:, :n] * gate, scale, dtype)
 
 
 def norm_case(rng, array, dtype, shape, *, norm="rms", columns=(False, False), vectors="gsb"):
@@ -373,7 +383,7 @@ def test_kernels_over_random_shapes(emulated):
     sweep(emulated.array, np.random.default_rng(0), 12, SIZES)
     assert not tile.status().refused
     assert {s.name for s, _ in emulated.launcher.started} == {
-        "linear", "gated_linear", "norm_linear", "row_statistics", "fp8_rows"
+        "linear", "gated_linear", "gated_linear_apart", "norm_linear", "row_statistics", "fp8_rows"
     }  # fmt: skip
 
 
@@ -383,9 +393,9 @@ def test_every_tile_of_a_large_result(emulated, case):
     case(np.random.default_rng(1), emulated.array, "float16", (1200, 304, 40))
     case(np.random.default_rng(1), emulated.array, "float16", (100, 2000, 70))
     started = [x for x in emulated.launcher.started if x[0].name != "row_statistics"]
-    assert all(s.warps == 8 for s, _ in started)
+    assert {s.parameters[-3] for s, _ in started} == {128}
     assert all((n_blocks == 7) == s.parameters[-4] for s, n_blocks in started)
-    assert all(s.parameters[-4] == (s.name != "norm_linear") for s, n_blocks in started)
+    assert all(s.parameters[-4] == (s.name in ("linear", "gated_linear")) for s, _ in started)
 
 
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
@@ -422,22 +432,53 @@ def test_leading_axes(emulated):
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "tiles", "warps", "n_blocks"),
+    ("m", "n", "tiles", "n_blocks"),
     [
-        (64, 64, (64, 64, 64), None, 1),
-        (64, 4096, (64, 64, 64), None, 64),  # half of a larger tile would be empty
-        (65, 1800, (128, 256, 64), 8, 7),
-        (512, 256, (128, 128, 64), 8, 7),
-        (512, 264, (128, 256, 64), 8, 7),
-        (512, 128, (64, 64, 64), None, 16),
-        (896, 128, (128, 256, 64), 8, 7),
+        (64, 64, (64, 64, 64), 1),
+        (64, 4096, (64, 128, 64), 32),  # half of a larger tile would be empty
+        (65, 1800, (128, 128, 64), 7),
+        (512, 256, (128, 128, 64), 7),
+        (512, 64, (64, 128, 64), 8),
+        (384, 64, (64, 64, 64), 6),
     ],
 )
-def test_which_tiles_are_taken(emulated, m, n, tiles, warps, n_blocks):
+def test_which_tiles_are_taken(emulated, m, n, tiles, n_blocks):
     x, weight = (emulated.array(np.ones((rows, 8), np.float16)) for rows in (m, n))
     tile.linear(x, weight)
     ((signature, started),) = emulated.launcher.started
-    assert (signature.parameters[-3:], signature.warps, started) == (tiles, warps, n_blocks)
+    assert (signature.parameters[-3:], started) == (tiles, n_blocks)
+
+
+def anywhere_case(array, monkeypatch):
+    """The gate after the other weight in memory, before it, and too far away for one array."""
+    rng = np.random.default_rng(4)
+    x, weights = draw(rng, (200, 136), np.float16), draw(rng, (2, 264, 136), np.float16)
+    x, after, before = array(x), array(weights), array(weights[::-1].copy())
+    first = tile.gated_linear(x, after[0], gate=after[1])
+    second = tile.gated_linear(x, before[1], gate=before[0])
+    monkeypatch.setattr(tile._Arguments, "pair", lambda *args: None)
+    third = tile.gated_linear(x, after[0], gate=after[1])
+    np.testing.assert_array_equal(host(second), host(first))
+    np.testing.assert_array_equal(host(third), host(first))
+    value, gate = (host(x) @ y.astype(np.float64).T for y in weights)
+    check(first, value * ACTIVATIONS["silu"](gate), np.ones(value.shape), np.float16)
+
+
+def test_weights_that_lie_anywhere(emulated, monkeypatch):
+    anywhere_case(emulated.array, monkeypatch)
+    started = [(s.name, s.parameters[-6]) for s, _ in emulated.launcher.started]
+    assert started[:2] == [("gated_linear", 1), ("gated_linear", 0)]
+    assert started[2][0] == "gated_linear_apart"
+
+
+def test_weights_that_are_no_one_array(emulated, monkeypatch):
+    x, w = (emulated.array(np.ones(s, np.float16)) for s in ((4, 8), (8, 8)))
+    v = emulated.array(np.ones((8, 16), np.float16))[:, :8]  # its lines lie otherwise
+    for gate in (w, v):
+        got = host(tile.gated_linear(x, w, gate=gate))
+        np.testing.assert_allclose(got, np.full((4, 8), 64 / (1 + np.exp(-8))), rtol=1e-3)
+    names = [s.name for s, _ in emulated.launcher.started]
+    assert names == ["gated_linear_apart"] * 2
 
 
 def refused(call):
@@ -504,6 +545,32 @@ def test_what_is_refused(emulated, monkeypatch):
         assert tile.status().refused.total() == before
 
 
+def test_what_would_be_refused(emulated, monkeypatch):
+    def like(*shape, dtype=np.float16, strides=None):
+        x = np.empty(shape, dtype)
+        return x.dtype, shape, strides or x.strides
+
+    x = like(4, 8)
+    assert tile.refusal(x, x) == "there is no GPU"
+    monkeypatch.setattr(_device, "devices", lambda: ["cpu", "cuda:0"])
+    assert tile.refusal(x, like(16, 8), like(8, 4, strides=(2, 16))) == ""
+    for matrices, want in [
+        ((like(4, 8, dtype=np.float32),), "operands of float32"),
+        ((x, like(4, 8, dtype=np.float32)), "operands of float16 and float32"),
+        ((x, like(0, 8)), "operands without elements"),
+        ((x, like(4, 9)), "an operand with lines that do not begin at multiples of 16 bytes"),
+        ((like(4, 8, strides=(64, 4)),), "an operand whose rows and columns are both apart"),
+    ]:
+        assert tile.refusal(*matrices).startswith(want)
+    assert not emulated.launcher.started and not tile.status().refused
+
+    def absent(name):
+        raise tile.PackageNotFoundError(name)
+
+    monkeypatch.setattr(tile, "version", absent)
+    assert tile.refusal(x) == "cuda-tile is not installed"  # without a warning
+
+
 def test_bad_arguments():
     x, weight = np.ones((2, 4)), np.ones((6, 4))
     for call, match in [
@@ -513,6 +580,12 @@ def test_bad_arguments():
         (lambda: tile.linear(x, weight, activation="swish"), "activation must be one of .*'silu'"),
         (lambda: tile.gated_linear(x, weight, activation=None), "activation must be given"),
         (lambda: tile.gated_linear(x, weight[:5]), "an even number of rows, got"),
+        (lambda: tile.gated_linear(x, weight, gate=weight[:5]), r"gate must have shape \(6, 4\)"),
+        (lambda: tile.gated_linear(x, weight, gate_bias=x[0]), "gate_bias must be part of bias"),
+        (
+            lambda: tile.gated_linear(x, weight, gate=weight, gate_bias=weight[:, 0]),
+            "bias and gate_bias must be given together",
+        ),
         (lambda: tile.norm_linear(x, weight, norm="batch"), "norm must be 'rms' or 'layer'"),
         (lambda: tile.norm_linear(x, weight, scale=x), r"scale must have shape \(4,\)"),
         (lambda: tile.norm_linear(x, weight, eps=0), "eps must be above 0, got 0"),
@@ -690,6 +763,11 @@ def test_rows_that_are_not_ordinary_on_a_gpu(gpu):
         got = host(tile.linear(gpu(x), eye, activation=activation))
         assert np.isnan(got[1]).all()
         assert np.isfinite(got[[0, 2, 3]]).all()
+
+
+@pytest.mark.gpu
+def test_weights_that_lie_anywhere_on_a_gpu(gpu, monkeypatch):
+    anywhere_case(gpu, monkeypatch)
 
 
 @pytest.mark.gpu

@@ -92,28 +92,53 @@ def _linear(index, x, weight, bias, out, activation, has_bias, tm, tn, tk):
     ct.store(out, (i, j), _activate(total, activation).astype(out.dtype))
 
 
-def gated_linear(x, weight, bias, out, activation, has_bias, loops, tm, tn, tk):
-    """out = (x @ weight[0].T + bias[0]) * activation(x @ weight[1].T + bias[1])"""
+def gated_linear(
+    x, weights, bias, gate_bias, out, activation, gate, has_bias, loops, tm, tn, tk
+):  # fmt: skip
+    """out = (x @ weights[1 - gate].T + bias) * activation(x @ weights[gate].T + gate_bias)"""
+    more = bias, gate_bias, out, activation
     if loops:
         for index in range(ct.bid(0), _count(out, tm, tn), ct.num_blocks(0)):
-            _gated_linear(index, x, weight, bias, out, activation, has_bias, tm, tn, tk)
+            _gated_linear(index, x, weights, gate, more, has_bias, tm, tn, tk)
     else:
-        _gated_linear(ct.bid(0), x, weight, bias, out, activation, has_bias, tm, tn, tk)
+        _gated_linear(ct.bid(0), x, weights, gate, more, has_bias, tm, tn, tk)
 
 
-def _gated_linear(index, x, weight, bias, out, activation, has_bias, tm, tn, tk):
-    i, j = _place(index, out, tm, tn)
+def _gated_linear(index, x, weights, gate, more, has_bias, tm, tn, tk):
+    i, j = _place(index, more[2], tm, tn)
     # One product of twice the width: two, one after the other, would wait for each other.
     total = ct.zeros((tm, 2 * tn), dtype=F32)
     for k in range(ct.cdiv(x.shape[1], tk)):
         a = ct.load(x, (i, k), (tm, tk), padding_mode=ZERO)
-        b = ct.load(weight, (0, j, k), (2, tn, tk), padding_mode=ZERO)
+        b = ct.load(weights, (0, j, k), (2, tn, tk), padding_mode=ZERO)
         total = ct.mma(a, ct.transpose(ct.reshape(b, (2 * tn, tk))), total)
+    value = ct.extract(total, (0, 1 - gate), (tm, tn))
+    _store_gated(i, j, value, ct.extract(total, (0, gate), (tm, tn)), more, has_bias, tn)
+
+
+def _store_gated(i, j, value, factor, more, has_bias, tn):
+    bias, gate_bias, out, activation = more
     if has_bias:
-        both = ct.load(bias, (0, j), (2, tn), padding_mode=ZERO).astype(F32)
-        total = total + ct.reshape(both, (1, 2 * tn))
-    gate = _activate(ct.extract(total, (0, 1), (tm, tn)), activation)
-    ct.store(out, (i, j), (ct.extract(total, (0, 0), (tm, tn)) * gate).astype(out.dtype))
+        value = value + _columns(bias, j, tn)
+        factor = factor + _columns(gate_bias, j, tn)
+    ct.store(out, (i, j), (value * _activate(factor, activation)).astype(out.dtype))
+
+
+def gated_linear_apart(
+    x, weight, gate, bias, gate_bias, out, activation, has_bias, loops, tm, tn, tk
+):  # fmt: skip
+    """out = (x @ weight.T + bias) * activation(x @ gate.T + gate_bias)"""
+    ct.static_assert(not loops, "each product would wait for the one before")
+    i, j = _place(ct.bid(0), out, tm, tn)
+    value = ct.zeros((tm, tn), dtype=F32)
+    factor = ct.zeros((tm, tn), dtype=F32)
+    for k in range(ct.cdiv(x.shape[1], tk)):
+        a = ct.load(x, (i, k), (tm, tk), padding_mode=ZERO)
+        w = ct.load(weight, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
+        value = ct.mma(a, w, value)
+        v = ct.load(gate, (k, j), (tk, tn), order=(1, 0), padding_mode=ZERO)
+        factor = ct.mma(a, v, factor)
+    _store_gated(i, j, value, factor, (bias, gate_bias, out, activation), has_bias, tn)
 
 
 def norm_linear(
