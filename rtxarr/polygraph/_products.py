@@ -1,4 +1,4 @@
-"""What stands around matrix products, as part of them: cuBLASLt's epilogues.
+"""What stands around matrix products, as part of them: cuBLASLt's epilogues, and gated pairs.
 
 A bias, an array that is added, a factor, a ReLU or the tanh form of GELU after a product cost
 little or nothing while it is stored. The product then rounds once, at its end, so this is for mode
@@ -21,7 +21,7 @@ import numpy as np
 
 from rtxarr import dtypes
 from rtxarr._override import overridable
-from rtxarr.libs import blas
+from rtxarr.libs import blas, tile
 from rtxarr.polygraph import _interpret
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._ir import Graph, Node
@@ -56,7 +56,20 @@ def _product_and_sum_into(a: Any, b: Any, *bias: Any, out: Any, epilogue: str) -
     return blas.matmul_with_aux(a, b, epilogue=epilogue, bias=vector, out=out)
 
 
-FUNCTIONS = (product, product_and_sum)
+@overridable
+def gated_product(a: Any, w: Any, v: Any, *biases: Any, activation: str) -> tuple[Any, ...]:
+    """Return ``(a @ w.T + bias) * activation(a @ v.T + gate_bias)``."""
+    bias, gate_bias = biases or (None, None)
+    return (tile.gated_linear(a, w, bias, gate=v, gate_bias=gate_bias, activation=activation),)
+
+
+@overridable
+def activated_product(a: Any, w: Any, *bias: Any, activation: str) -> tuple[Any, ...]:
+    """Return ``activation(a @ w.T + bias)``."""
+    return (tile.linear(a, w, *bias, activation=activation),)
+
+
+FUNCTIONS = (product, product_and_sum, gated_product, activated_product)
 product.into = _product_into  # type: ignore[attr-defined]
 product_and_sum.into = _product_and_sum_into  # type: ignore[attr-defined]
 for _function in FUNCTIONS:
@@ -67,6 +80,10 @@ def described(call: Node) -> str:
     """Return in words what a call of one of ``FUNCTIONS`` computes."""
     function, pairs, _ = call.attrs
     options = dict(pairs)
+    if function in (gated_product, activated_product):
+        words, n_matrices = (["gated matmul"], 3) if function is gated_product else (["matmul"], 2)
+        words += ["bias"] * (len(call.src) > n_matrices)
+        return " + ".join([*words, options["activation"]])
     words = ["matmul"]
     if function is product:
         words += ["scale"] * ("scale" in options)
@@ -94,10 +111,12 @@ def fuse_products(
     is_computed : callable
         Tells whether a kernel can compute a node.
     """
+    from rtxarr.polygraph._own_products import take_activations, take_gates
+
     notes: list[str] = []
     if has_products(graph):
-        for stage in (_sums, _activations):
-            rewrite = _Rewrite(graph, strides, is_computed, notes)
+        for stage in (_sums, take_gates, _activations, take_activations):
+            rewrite = Rewrite(graph, strides, is_computed, notes)
             stage(rewrite)
             graph = rewrite.result()
     return graph, notes
@@ -130,7 +149,7 @@ class Product:
         return ir.matmul(self.a, self.b).shape
 
 
-class _Rewrite:
+class Rewrite:
     """A graph, who reads each of its nodes, and what is to stand in place of some."""
 
     def __init__(
@@ -174,7 +193,7 @@ class _Rewrite:
     def needs(self, node: Node, without: Node, sources: Mapping[Node, Node]) -> bool:
         """Tell whether results need a node if ``without`` is computed in another way.
 
-        ``sources`` are those of ``_of_one``: what is of others too is no part of ``without``.
+        ``sources`` are those of ``of_one``: what is of others too is no part of ``without``.
         """
         stack, seen = [node], {node, without}
         while stack:
@@ -225,7 +244,7 @@ class _Rewrite:
 
     def refusal_of(self, whole: Product, epilogue: str | None = None) -> str:
         for part in whole.sources[2:]:
-            if not _is_contiguous(part, self.strides):
+            if not is_contiguous(part, self.strides):
                 return "what is added has gaps"
         options = {"bias": whole.bias is not None, "addend": whole.addend is not None}
         return self.refusal(whole.a, whole.b, epilogue=epilogue, scale=whole.scale, **options)
@@ -303,7 +322,7 @@ def strides_of(node: Node, given: Strides) -> tuple[int, ...] | None:
     return view.strides
 
 
-def _is_contiguous(node: Node, given: Strides) -> bool:
+def is_contiguous(node: Node, given: Strides) -> bool:
     strides = strides_of(node, given)
     want = 1
     for size, stride in zip(reversed(node.shape), reversed(strides or ()), strict=False):
@@ -316,7 +335,7 @@ def _is_contiguous(node: Node, given: Strides) -> bool:
 # ------------------------------------------------------------------- bias, addend, and a factor
 
 
-def _sums(rewrite: _Rewrite) -> None:
+def _sums(rewrite: Rewrite) -> None:
     """Take in what is added to a product that nothing else reads, or multiplied by."""
     taken: set[Node] = set()
     for node in rewrite.nodes:
@@ -338,16 +357,16 @@ def _sums(rewrite: _Rewrite) -> None:
             continue
         top, whole, n_passed = best
         taken.update(passed[:n_passed])
-        rewrite.put(top, whole.sources, _in_shape(made_of(whole), top.shape))
+        rewrite.put(top, whole.sources, in_shape(made_of(whole), top.shape))
         words = (*whole.parts, *(("a factor",) if whole.scale != 1 else ()))
         rewrite.note(top, f"takes in {' and '.join(words)}")
 
 
-def _in_shape(make: Callable[..., Node], shape: tuple[int, ...]) -> Callable[..., Node]:
+def in_shape(make: Callable[..., Node], shape: tuple[int, ...]) -> Callable[..., Node]:
     return lambda *sources: ir.reshape(make(*sources), shape)
 
 
-def _climb(rewrite: _Rewrite, node: Node, whole: Product) -> Iterable[tuple[Node, Product]]:
+def _climb(rewrite: Rewrite, node: Node, whole: Product) -> Iterable[tuple[Node, Product]]:
     """Give the sums that a product begins, each with what it takes in."""
     n = whole.b.shape[-1] if whole.b.ndim > 1 else 0
     top = node
@@ -397,23 +416,24 @@ _LINE = np.concatenate([np.linspace(-9, 9, 181), _FAR, -_FAR, [0.0, np.nan, np.i
 _SCALE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
-def _relu(x: np.ndarray) -> np.ndarray:
+def relu(x: np.ndarray) -> np.ndarray:
     return np.maximum(x, 0)
 
 
 @np.errstate(invalid="ignore")
-def _gelu(x: np.ndarray) -> np.ndarray:
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(_SCALE * (x + _CUBIC * x**3)))
 
 
 # Each with how near to it a function must be.
-_KINDS: dict[str, tuple[Callable, dict[str, float]]] = {
-    "relu": (_relu, {"rtol": 0, "atol": 0}),
-    "gelu": (_gelu, {"rtol": 1e-5, "atol": 1e-9}),
+Kinds = Mapping[str, tuple[Callable, dict[str, float]]]
+_KINDS: Kinds = {
+    "relu": (relu, {"rtol": 0, "atol": 0}),
+    "gelu": (gelu_tanh, {"rtol": 1e-5, "atol": 1e-9}),
 }
 
 
-def _of_one(nodes: Sequence[Node]) -> dict[Node, Node]:
+def of_one(nodes: Sequence[Node]) -> dict[Node, Node]:
     """Return, for what is computed element by element of one other node, that node."""
     found: dict[Node, Node] = {}
     for node in nodes:
@@ -444,7 +464,7 @@ def _value(node: Node, source: Node, numbers: np.ndarray) -> np.ndarray | None:
                 if n.dtype.itemsize < x.dtype.itemsize and n is not node:
                     return None
                 values[n] = values[x]
-            elif n.op in ir.MAPS and n.op != "erf":  # which is in none of the activations
+            elif n.op in ir.MAPS:
                 sources = [values[s] for s in n.src]
                 values[n] = _interpret.RULES[n.op](np, n, *sources)
             else:
@@ -452,9 +472,9 @@ def _value(node: Node, source: Node, numbers: np.ndarray) -> np.ndarray | None:
     return values[node]
 
 
-def _activations(rewrite: _Rewrite) -> None:
+def _activations(rewrite: Rewrite) -> None:
     """Take in the ReLU or GELU of a product; GELU also where its argument is needed elsewhere."""
-    sources = _of_one(rewrite.nodes)
+    sources = of_one(rewrite.nodes)
     by_base: dict[Node, list[Node]] = {}
     for node, base in sources.items():
         by_base.setdefault(base, []).append(node)
@@ -474,19 +494,19 @@ def _activations(rewrite: _Rewrite) -> None:
             break
 
 
-def activation_of(node: Node, source: Node) -> str | None:
+def activation_of(node: Node, source: Node, kinds: Kinds = _KINDS) -> str | None:
     """Return which activation of another a node is, by its values; None for none."""
     got = _value(node, source, _LINE)
     if got is None:
         return None
-    for kind, (function, error) in _KINDS.items():
+    for kind, (function, error) in kinds.items():
         if np.allclose(got, function(_LINE), **error, equal_nan=True):
             return kind
     return None
 
 
 def _take_activation(
-    rewrite: _Rewrite, base: Node, whole: Product, y: Node, kind: str, needed: bool
+    rewrite: Rewrite, base: Node, whole: Product, y: Node, kind: str, needed: bool
 ) -> str:
     """Put a product with an activation in the place of a node; return why not, or ""."""
     if kind == "gelu" and not dtypes.is_half(base.dtype):
@@ -494,7 +514,7 @@ def _take_activation(
     if not needed:
         why = rewrite.refusal_of(whole, kind)
         if not why:
-            rewrite.put(y, whole.sources, _in_shape(made_of(whole, kind), y.shape))
+            rewrite.put(y, whole.sources, in_shape(made_of(whole, kind), y.shape))
         return why
     if kind == "relu":
         return "what it is of is needed elsewhere"
@@ -504,7 +524,7 @@ def _take_activation(
     if whole.b.ndim != 2 or n % 8:
         return f"rows of {n} elements, which is no multiple of 8"
     a = ir.reshape(whole.a, (m, whole.a.shape[-1]))
-    if whole.bias is not None and not _is_contiguous(whole.bias, rewrite.strides):
+    if whole.bias is not None and not is_contiguous(whole.bias, rewrite.strides):
         return "the bias has gaps"
     why = rewrite.refusal(a, whole.b, epilogue=kind, bias=whole.bias is not None, aux_ld=n)
     if why:
@@ -515,5 +535,5 @@ def _take_activation(
         return lambda *s: ir.call(product_and_sum, s, (("epilogue", kind),), results)[i]
 
     for i, node in enumerate((y, base)):
-        rewrite.put(node, (a, *whole.sources[1:]), _in_shape(item(i), node.shape))
+        rewrite.put(node, (a, *whole.sources[1:]), in_shape(item(i), node.shape))
     return ""

@@ -10,23 +10,12 @@ from rtxarr import nn
 from rtxarr.libs import blas
 from rtxarr.polygraph import _aot_data, _library, _products
 from rtxarr.polygraph import _ir as ir
-from rtxarr.polygraph._cpu_backend import CpuBackend
 from rtxarr.polygraph._cuda_backend import CudaBackend
-from rtxarr.polygraph._explain import programs_of
 from rtxarr.polygraph._passes import simplify
 from rtxarr.polygraph._trace import current
 from rtxarr.testing import assert_close
 
-HALVES = ["float16", "bfloat16"]
-FLOATS = ["float32", *HALVES]
-TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2, "float64": 1e-12}
-
-
-class Backend(CpuBackend):
-    """Runs on NumPy's arrays what the pass makes for a GPU."""
-
-    rewrite = CudaBackend.rewrite
-    strict = False
+from .taken_in import FLOATS, HALVES, TOLERANCE, Backend, array, calls, on_gpu, programs, wide
 
 
 @pytest.fixture
@@ -40,35 +29,6 @@ def takes_all(monkeypatch):
 
     monkeypatch.setattr(blas, "refusal", refusal)
     return asked
-
-
-def array(*shape, dtype="float32", seed=0):
-    values = np.random.default_rng(seed).standard_normal(shape)
-    return values.astype(getattr(rx, dtype))
-
-
-def programs(fused):
-    return [p for made in fused._programs.values() for m in made for _, p in programs_of(m)]
-
-
-def calls(fused):
-    """Return in words what products take in, in the order in which they run."""
-    found = []
-    for program in programs(fused):
-        for step in program.steps:
-            node = step.results[0]
-            if node.op == "matmul":
-                found.append("matmul")
-            elif node.op == "call" and node.attrs[0] in _products.FUNCTIONS:
-                found.append(_products.described(node))
-            elif node.op == "call":
-                found.append("linear")
-    return found
-
-
-def wide(x):
-    x = x.data if isinstance(x, rx.Tensor) else x
-    return np.asarray(x).astype(np.float64)
 
 
 def check(f, *arrays, runs=None, backend=None):
@@ -449,15 +409,6 @@ def served():
     before = blas.status().refused.copy()
     yield found
     assert blas.status().refused == before
-
-
-def on_gpu(cupy, arrays):
-    """Return arrays on a GPU whose free memory holds NaN."""
-    arrays = [cupy.asarray(a) for a in arrays]
-    for size in (1 << 12, 1 << 16, 1 << 20):
-        for x in [cupy.full(size, np.nan, "float32") for _ in range(8)]:
-            del x
-    return arrays
 
 
 SHAPES = [(6, 5, 8), (33, 17, 65), (128, 256, 64), (1, 8, 8), (300, 64, 136)]
