@@ -72,10 +72,11 @@ def _plan(options, args):
     if has_bias:
         # The grid's y runs over the parts of a row.
         wide = wide and can_be_wide(bias, n_features) and n_features < 1 << 25
-    pieces, block = -(-out.size // per_thread(dtype, wide)), (THREADS, 1)
-    grid = -(-pieces // THREADS), 1
-    if has_bias and wide:
-        pieces = n_features // per_thread(dtype, wide)
+    by_rows, block = has_bias and wide, (THREADS, 1)
+    each = per_thread(dtype, wide, by_rows)
+    grid = -(-out.size // (each * THREADS)), 1
+    if by_rows:
+        pieces = n_features // each
         block = min(pieces, THREADS), max(1, THREADS // pieces)
         grid = -(-(out.size // n_features) // block[1]), -(-pieces // block[0])
     return kernel(dtype, wide, has_residual, has_bias, from_memory), grid, block

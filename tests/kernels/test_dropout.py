@@ -12,7 +12,7 @@ from rtxarr.testing import assert_close
 
 DTYPES = ["float32", "float16", "bfloat16", "float64"]
 SMALL, LARGE = [(1,), (3, 5), (2, 2, 8), (24,)], [(1,), (3, 5), (1001, 24), (333, 1024), (70_001,)]
-LARGE += [(9, 4104)]
+LARGE += [(9, 4104), (8, 4096)]
 
 
 def make(shape, dtype, n=1):
@@ -78,6 +78,21 @@ def test_with_a_bias_and_a_residual(place, dtype):
         bound = float(info.eps) / 2 * np.abs(want) + float(info.smallest_subnormal)
         bound += 8 * wide * np.abs(terms).sum(axis=0)
         assert np.all(np.abs(of_bias - want) <= bound)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [64, 77, 96], ids=["whole", "ragged", "half"])
+def test_blocks_that_are_whole_and_cut(monkeypatch, dtype, n):
+    from rtxarr.kernels import _dropout_cuda
+
+    monkeypatch.setattr(_dropout_cuda, "THREADS", 2)
+    x, residual = make((n,), dtype, 2)
+    for offset in (0, 3):
+        mask = at(offset).dropout_mask((n,), 0.25, device="cpu")
+        got = rx.dropout_add(x, residual, 0.25, generator=at(offset))
+        want = residual.astype(np.float64) + dropped(x, mask, 0.25)
+        assert_close(got, want.astype(x.dtype))
 
 
 @pytest.mark.sim
