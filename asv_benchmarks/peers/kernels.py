@@ -1,8 +1,11 @@
 """Kernels bound by memory, forward and backward, against PyTorch on the same GPU.
 
-Each is timed on arrays far larger than the cache. The bytes are the fewest that it must move: what
-it reads and what it writes, once each. The share is of the speed of a copy, measured in the same
-run. All contestants take turns; figures are medians over rounds, with quartiles.
+Times are the GPU's: events around several calls that wait behind other work, so that the host is
+not measured; "called" is the time of a call as a program sees it. The bytes are the fewest that
+must be moved: what is read and what is written, once each. They are set beside two copies measured
+in the same way: one of 1 GiB, and one that moves as many bytes, which for small arrays waits for
+its launch too and may find them in the cache. All contestants take turns; figures are medians over
+rounds, with quartiles.
 """
 
 import argparse
@@ -21,9 +24,23 @@ from rtxarr import _device
 LARGE = 1 << 29
 
 
-def measure(functions, rounds, calls):
-    """Give, for each function, the seconds a call took in each round."""
-    times = {name: [] for name in functions}
+class Queue:
+    """Work that keeps the GPU busy while the host prepares what is timed."""
+
+    def __init__(self):
+        self.source = rx.zeros(1 << 28, dtype="float32", device="cuda")
+        self.target = rx.zeros_like(self.source)
+
+    def fill(self, seconds):
+        for _ in range(1 + int(seconds / 500e-6)):  # of a copy of 1 GiB
+            self.target[...] = self.source
+
+
+def measure(functions, rounds, calls, queue):
+    """Give, for each function, the seconds a call took in each round: the GPU's, and in all."""
+    import cupy
+
+    times = {name: ([], []) for name in functions}
     for _ in range(rounds + 1):
         for name, function in functions.items():
             rx.synchronize("cuda")
@@ -31,8 +48,18 @@ def measure(functions, rounds, calls):
             for _ in range(calls):
                 function()
             rx.synchronize("cuda")
-            times[name].append((time.perf_counter() - start) / calls)
-    return {name: values[1:] for name, values in times.items()}  # the first round warms up
+            called = time.perf_counter() - start
+            queue.fill(1.5 * called)
+            first, last = cupy.cuda.Event(), cupy.cuda.Event()
+            first.record()
+            for _ in range(calls):
+                function()
+            last.record()
+            last.synchronize()
+            times[name][0].append(cupy.cuda.get_elapsed_time(first, last) / 1e3 / calls)
+            times[name][1].append(called / calls)
+    # The first round warms up.
+    return {name: [values[1:] for values in both] for name, both in times.items()}
 
 
 class Case:
@@ -186,7 +213,7 @@ class CrossEntropy(Case):
 class GroupNorm(Case):
     """``shape`` is (samples, channels, height, width); the channels are last in memory.
 
-    The input is read twice, since no cache holds it: once for the statistics.
+    The input counts as read twice, once for the statistics, though the cache may hold it.
     """
 
     last, silu = True, False
@@ -367,7 +394,7 @@ def cases(quick):
             yield EmbeddingGradient, dtype, (n, 50_257, 512)
 
 
-def run(kind, dtype, shape, ceiling, options):
+def run(kind, dtype, shape, ceiling, options, queue):
     case = kind(kind.__name__, dtype, shape)
     contestants = {"rtxarr": case.ours()}
     try:
@@ -383,12 +410,19 @@ def run(kind, dtype, shape, ceiling, options):
         record = {"operation": case.name, "pass": way, "dtype": dtype, "shape": list(shape)}
         record["bytes"], record["copy_bytes_per_s"] = moved, ceiling
         text = f"{case.name:18} {way:8} {dtype:8} {'x'.join(map(str, shape)):18}"
-        for name, values in measure(functions, options.rounds, 5).items():
+        functions["copy"] = copy(moved)
+        times = measure(functions, options.rounds, 10, queue)
+        same = statistics.median(times["copy"][0])
+        for name, (values, called) in times.items():
             low, middle, high = statistics.quantiles(values, n=4)
             record[name] = {"median_s": middle, "quartiles_s": [low, high]}
+            record[name]["called_s"] = statistics.median(called)
             record[name]["share_of_copy"] = moved / middle / ceiling
-            text += f" {name} {middle * 1e6:7.0f} us {moved / middle / 1e9:5.0f} GB/s"
-            text += f" {moved / middle / ceiling:4.2f}"
+            record[name]["share_of_same_bytes"] = same / middle
+            text += f" {name} {middle * 1e6:7.1f} us"
+            if name != "copy":
+                text += f" ({record[name]['called_s'] * 1e6:.0f} called)"
+                text += f" {moved / middle / ceiling:4.2f} {same / middle:4.2f}"
         if "torch" in functions:
             record["ratio"] = record["torch"]["median_s"] / record["rtxarr"]["median_s"]
             text += f"  {record['ratio']:.2f}x"
@@ -397,15 +431,15 @@ def run(kind, dtype, shape, ceiling, options):
     return found
 
 
-def copy_speed(rounds):
-    """Give the bytes a second that a copy of 1 GiB reads and writes."""
-    source = rx.zeros(2**28, dtype="float32", device="cuda")
+def copy(moved):
+    """Give a function that reads and writes so many bytes in all."""
+    source = rx.zeros(moved // 8, dtype="float32", device="cuda")
     target = rx.zeros_like(source)
 
-    def copy():
+    def function():
         target[...] = source
 
-    return 2 * source.nbytes / statistics.median(measure({"copy": copy}, rounds, 5)["copy"])
+    return function
 
 
 def main():
@@ -423,12 +457,15 @@ def main():
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    ceiling = copy_speed(options.rounds)
+    queue = Queue()
+    times = measure({"copy": copy(1 << 31)}, options.rounds, 5, queue)
+    ceiling = (1 << 31) / statistics.median(times["copy"][0])
     report = {"versions": versions, "device": _device._gpu_name(0), "cases": []}
-    print(f"{report['device']}: a copy moves {ceiling / 1e9:.0f} GB/s")
+    print(f"{report['device']}: a copy of 1 GiB moves {ceiling / 1e9:.0f} GB/s")
+    print("Shares are of that, then of the time of a copy of as many bytes.")
     for kind, dtype, shape in cases(options.quick):
         if options.only.lower() in kind.__name__.lower():
-            report["cases"] += run(kind, dtype, shape, ceiling, options)
+            report["cases"] += run(kind, dtype, shape, ceiling, options, queue)
             _device.cupy.get_default_memory_pool().free_all_blocks()
     if options.json:
         with open(options.json, "w") as file:
