@@ -128,12 +128,13 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def bounded(threads: int) -> Any:
+def bounded(threads: int, blocks: int = 1) -> Any:
     """Give the decorator of a kernel whose blocks never have more threads than this.
 
-    It may then use more registers; without it the compiler does not know.
+    It may then use more registers; without it the compiler does not know. Of these it takes no
+    more than leave room for so many blocks on a multiprocessor.
     """
-    return cuda.jit if _SIMULATING else cuda.jit(launch_bounds=threads)
+    return cuda.jit if _SIMULATING else cuda.jit(launch_bounds=(threads, blocks))
 
 
 # ------------------------------------------------------------------------------- reductions

@@ -13,11 +13,15 @@ from rtxarr.kernels.segment import can_be_wide
 
 __all__ = ["fits", "group_normalize", "group_normalize_gradient"]
 
-# Blocks to deal an array out to: several waves, so that the last one costs little. A constant, so
-# that the bits do not depend on the GPU.
-_BLOCKS = 4224
-# Threads of a block, and positions that each takes at least.
-_THREADS, _EACH = (32, 1) if _SIMULATING else (256, 8)
+# Constants, so that the bits do not depend on the GPU.
+# Where the channels are first: blocks to deal an array out to, several waves, so that the last one
+# costs little; pieces of 16 bytes of a thread, and the most threads of a channel.
+_BLOCKS, _PIECES, _LANES = 4224, 2, 128
+# Where they are last: threads of a block, positions that each takes at least, and the most channels
+# of a block; how many blocks there are where they would make few waves, which is one, and
+# otherwise.
+_THREADS, _EACH, _SPAN = (32, 1, 64) if _SIMULATING else (320, 8, 1024)
+_ONE_WAVE, _WAVES = 264, 1056
 
 
 def fits(x: Any, *others: Any) -> bool:
@@ -48,6 +52,12 @@ class _Dealt(NamedTuple):
     chunks: int
     numbers: tuple[int, ...]
 
+    def sums(self, shape: tuple, n_groups: int) -> int:
+        """Give how many partial sums of groups, or of channels that are first, there are."""
+        if self.last:
+            return shape[0] * n_groups * self.grid[1] * self.chunks
+        return shape[0] * shape[1] * self.chunks
+
 
 def _lying(x: Any, last: bool) -> Any:
     """Give an array as it lies in memory."""
@@ -70,6 +80,7 @@ def _deal_out(
     from rtxarr.kernels._rows import plan_rows
     from rtxarr.kernels._vector import access
 
+    numbers: tuple[int, ...]
     flags, dtype = tuple(a is not None for a in affine), arrays[0].dtype
     n_samples, n_channels, n_positions = shape[0], shape[1], math.prod(shape[2:])
     if last:
@@ -77,15 +88,18 @@ def _deal_out(
         wide = all(can_be_wide(a, n_channels) for a in present)
         width = access(dtype, wide=wide).width
         pieces = -(-n_channels // width)
-        across = -(-pieces // _THREADS)
+        across = -(-pieces // min(_THREADS, _SPAN // width))
         lanes = -(-pieces // across)
         block = lanes, max(1, _THREADS // lanes)
-        most = -(-n_positions // (block[1] * _EACH))
-        chunks = min(most, max(1, _BLOCKS // (across * n_samples)))
+        most, apart = -(-n_positions // (block[1] * _EACH)), across * n_samples
+        n_blocks = _ONE_WAVE if most * apart < 4 * _ONE_WAVE else _WAVES
+        each = -(-n_positions // min(most, max(1, n_blocks // apart)))
+        chunks = -(-n_positions // each)
         made_of, grid = (dtype, width > 1, block, flags, silu), (chunks, across, n_samples)
-        return _Dealt(True, made_of, grid, block, chunks, (n_positions, n_channels, n_groups))
+        numbers = n_positions, each, n_channels, n_groups, n_channels // n_groups
+        return _Dealt(True, made_of, grid, block, chunks, numbers)
     wide = all(can_be_wide(a, n_positions) for a in arrays)
-    plan = plan_rows(n_positions, dtype, wide=wide, most=16)
+    plan = plan_rows(n_positions, dtype, wide=wide, pieces=_PIECES, most=16, lanes=_LANES)
     blocks, n_tiles = plan.blocks(n_channels), -(-n_positions // plan.tile)
     each = -(-n_tiles // min(n_tiles, max(1, _BLOCKS // (blocks * n_samples))))
     grid = blocks, -(-n_tiles // each), n_samples
@@ -100,14 +114,6 @@ def _over_all(options, args):
     name, (last, made_of, grid, block, _, _) = options
     kernels: Any = channels_last if last else channels_first
     return getattr(kernels(*made_of), name), grid, block
-
-
-def _over_groups(options, args):
-    """Choose the kernel that combines partial sums of the channels of groups."""
-    from rtxarr.kernels._group_norm_cuda import MERGE_BLOCK, merges
-
-    name, dtype, weighted, n_groups = options
-    return getattr(merges(dtype, weighted), name), n_groups, MERGE_BLOCK
 
 
 def _over_samples(options, args):
@@ -154,19 +160,10 @@ def group_normalize(
     out = empty(x, x.shape, kind)
     dealt = _deal_out(last, shape, (x,), affine, silu, n_groups)
     weight, bias = (x if a is None else a for a in affine)
-    n_sums = shape[0] * shape[1] * dealt.chunks
-    partial = empty(x, (n_sums,), dtype), empty(x, (n_sums,), dtype)
-    epsilon, numbers = dtype.type(eps), dealt.numbers
-    if last:
-        launch_planned(_over_all, ("sums", dealt), (x, *partial, *numbers[:2]))
-        sizes = dealt.chunks, shape[1], n_groups, numbers[0], epsilon
-        options = "statistics", kind, affine[0] is not None, inverse.size
-        launch_planned(_over_groups, options, (x, *partial, centre, inverse, *sizes))
-        given: tuple = (x, weight, bias, centre, inverse, out)
-    else:  # the second pass adds up the sums of its groups
-        launch_planned(_over_all, ("sums", dealt), (x, *partial, *numbers))
-        given = x, weight, bias, *partial, centre, inverse, out, epsilon
-    launch_planned(_over_all, ("apply", dealt), (*given, *numbers))
+    partial = [empty(x, (dealt.sums(shape, n_groups),), dtype) for _ in range(2)]
+    launch_planned(_over_all, ("sums", dealt), (x, *partial, *dealt.numbers))
+    given = x, weight, bias, *partial, centre, inverse, out, dtype.type(eps)
+    launch_planned(_over_all, ("apply", dealt), (*given, *dealt.numbers))
     return _standing(out, last)
 
 
@@ -205,19 +202,19 @@ def group_normalize_gradient(
     out = empty(x, x.shape, kind)
     dealt = _deal_out(last, shape, (grad, x), affine, silu, n_groups)
     weight, bias = (x if a is None else a for a in affine)
-    n_sums = n_samples * n_channels * dealt.chunks
-    partial = empty(x, (n_sums,), dtype), empty(x, (n_sums,), dtype)
     inputs, numbers = (grad, x, weight, bias, centre, inverse), dealt.numbers
+    partial = [empty(x, (dealt.sums(shape, n_groups),), dtype) for _ in range(2)]
+    if last:
+        of_both = [empty(x, (n_samples * dealt.chunks * n_channels,), dtype) for _ in range(2)]
+        found = [empty(x, (n_channels if needed else 0,), kind) for needed in needs[::-1]]
+        sums = *inputs, *partial, *of_both
+        launch_planned(_over_all, ("gradient_sums", dealt), (*sums, *numbers))
+        launch_planned(_over_all, ("gradient", dealt), (*sums, out, *found, *numbers))
+        of_weight, of_bias = (
+            a if needed else None for a, needed in zip(found[::-1], needs, strict=True)
+        )
+        return _standing(out, last), of_weight, of_bias
     launch_planned(_over_all, ("gradient_sums", dealt), (*inputs, *partial, *numbers))
-    if not last:
-        launch_planned(_over_all, ("gradient", dealt), (*inputs, *partial, out, *numbers))
-        counts = n_samples, dealt.chunks
-        of_both = norm.sum_pair(x, _over_samples, kind, partial[::-1], n_channels, needs, *counts)
-        return out, *of_both
-    sums = [empty(x, (n_samples * n_channels,), dtype) for _ in range(2)]
-    terms = [empty(x, (inverse.size,), dtype) for _ in range(2)]
-    sizes = dealt.chunks, n_channels, n_groups, numbers[0]
-    options = "terms", kind, affine[0] is not None, inverse.size
-    launch_planned(_over_groups, options, (weight, *partial, *sums, *terms, *sizes))
-    launch_planned(_over_all, ("gradient", dealt), (*inputs, *terms, out, *numbers))
-    return _standing(out, last), *norm.sum_rows(x, sums, n_channels, kind, needs)
+    launch_planned(_over_all, ("gradient", dealt), (*inputs, *partial, out, *numbers))
+    counts = n_samples, dealt.chunks
+    return out, *norm.sum_pair(x, _over_samples, kind, partial[::-1], n_channels, needs, *counts)

@@ -22,6 +22,8 @@ LARGE = [
     ((2, 96, 513, 8), 32),
     ((2, 64, 129, 67), 8),
     ((2, 2560, 8, 8), 32),
+    ((2, 2080, 9), 32),
+    ((2, 4112, 5), 1),
     ((1, 30, 100_003), 5),
     ((300, 32), 4),
     ((4, 96, 4, 5, 6), 1),
@@ -108,6 +110,20 @@ def test_positions_of_several_blocks(monkeypatch, shape):
     want = formula(x, weight, bias, grad, 2, 1e-3, True)
     for a, b in zip((out, *(t.grad for t in tensors)), want, strict=True):
         near(a, b, "float32", 1 if a.shape == shape else x.size // shape[1])
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("n_groups", [2, 4, 12], ids=["cut", "whole", "many"])
+def test_channels_of_several_blocks(monkeypatch, n_groups):
+    monkeypatch.setattr(kernels, "_SPAN", 16)  # three blocks of 16 channels
+    monkeypatch.setattr(kernels, "_ONE_WAVE", 18)
+    x, weight, bias, grad = make((2, 48, 7), "float32")
+    tensors = [rx.Tensor(put(a, "cpu", a is x), requires_grad=True) for a in (x, weight, bias)]
+    out = rx.group_norm(tensors[0], n_groups, *tensors[1:], eps=1e-3)
+    out.backward(put(grad, "cpu", True))
+    want = formula(x, weight, bias, grad, n_groups, 1e-3, False)
+    for a, b in zip((out, *(t.grad for t in tensors)), want, strict=True):
+        near(a, b, "float32")
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])

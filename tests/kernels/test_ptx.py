@@ -192,43 +192,33 @@ def activation_cases():
 
 
 def group_norm_cases():
-    from rtxarr.kernels._group_norm_cuda import (
-        channels_first,
-        channels_last,
-        merges,
-        of_parameters,
-    )
+    from rtxarr.kernels._group_norm_cuda import channels_first, channels_last, of_parameters
     from rtxarr.kernels._rows import plan_rows
+    from rtxarr.kernels.group_norm import _LANES, _PIECES
 
     for name, scalar in SCALARS.items():
         dtype, values, sums = dtype_of(name), (name, 1, "C"), (scalar, 1, "C")
-        wide, numbers = name != "float64", ("int64",) * 3
-        affine = (*(values,) * 4, sums, sums)  # grad, x, weight, bias, centre, inverse
-        signatures = {
-            "sums": (values, sums, sums, *numbers[:2]),
-            "apply": (*affine[1:], values, *numbers),
-            "gradient_sums": (*affine, sums, sums, *numbers),
-            "gradient": (*affine, sums, sums, values, *numbers),
-        }
-        numbers = ("int64",) * 4
-        signatures_first = {
-            "sums": (values, sums, sums, *numbers),
-            "apply": (*(values,) * 3, *(sums,) * 4, values, scalar, *numbers),
-            "gradient_sums": (*affine, sums, sums, *numbers),
-            "gradient": (*affine, sums, sums, values, *numbers),
-        }
-        plan = plan_rows(4096, dtype, wide=wide, most=16)
+        wide, affine = name != "float64", (*(values,) * 4, sums, sums)
+        plan = plan_rows(4096, dtype, wide=wide, pieces=_PIECES, most=16, lanes=_LANES)
         for silu in (False, True):
-            last = channels_last(dtype, wide, (40, 6), (True, True), silu)
+            last = channels_last(dtype, wide, (40, 8), (True, True), silu)
             first = channels_first(dtype, plan, (True, True), silu)
-            both = (("last", last, signatures), ("first", first, signatures_first))
-            for kind, found, described in both:
-                for key, signature in described.items():
+            for kind, found in (("last", last), ("first", first)):
+                numbers = ("int64",) * (5 if kind == "last" else 4)
+                channels = (sums, sums) * (kind == "last")
+                signatures = {
+                    "sums": (values, sums, sums, *numbers),
+                    "apply": (*(values,) * 3, *(sums,) * 4, values, scalar, *numbers),
+                    "gradient_sums": (*affine, sums, sums, *channels, *numbers),
+                    "gradient": (
+                        *(*affine, sums, sums, *channels, values),
+                        *((values, values) * (kind == "last")),
+                        *numbers,
+                    ),
+                }
+                for key, signature in signatures.items():
                     title = f"channels-{kind}-{name}{'-silu' * silu}-{key}"
                     yield title, getattr(found, key), signature
-        statistics, terms = merges(dtype, True)
-        yield f"statistics-{name}", statistics, (values, *(sums,) * 4, *("int64",) * 4, scalar)
-        yield f"terms-{name}", terms, (values, *(sums,) * 6, *("int64",) * 4)
         signature = (sums, sums, values, values, "int64", "int64")
         yield f"parameters-{name}", of_parameters(dtype), signature
 
