@@ -515,9 +515,13 @@ class KernelsFirst(NamedTuple):
 
 @functools.cache
 def channels_first(
-    dtype: np.dtype, plan: Plan, affine: tuple[bool, bool], silu: bool
+    dtype: np.dtype, plan: Plan, affine: tuple[bool, bool], silu: bool, ahead: bool
 ) -> KernelsFirst:
-    """Return the kernels for channels that are rows in memory."""
+    """Return the kernels for channels that are rows in memory.
+
+    ``ahead``: whether the next tile is on its way while one is computed with. Where blocks have
+    few tiles more blocks at once, for which there are registers then, do more.
+    """
     _, scalar, load, *_ = access(dtype, wide=False)
     width, _, _, store, _ = access(dtype, wide=plan.width > 1)
     each, word, load_packed, numbers = packed(dtype, wide=plan.width > 1)
@@ -580,7 +584,8 @@ def channels_first(
         origin = load(x, (sample + head) * n_positions)[0]
         total, square = zero, zero
         while tile < stop:
-            fetch(x, offset, tile + 1, stop, n_positions, coming)
+            if ahead:
+                fetch(x, offset, tile + 1, stop, n_positions, coming)
             for k in range(chunks):
                 if place(0, tile, k) < n_positions:
                     unpack(words, k, kept)
@@ -588,9 +593,12 @@ def channels_first(
                         value = kept[i] - origin
                         total += value
                         square += value * value
-            for k in range(n_words):
-                words[k] = coming[k]
             tile += 1
+            if ahead:
+                for k in range(n_words):
+                    words[k] = coming[k]
+            else:
+                fetch(x, offset, tile, stop, n_positions, words)
         put_sums(total, square, first, second, sample + channel, live)
 
     @bounded(plan.threads)
@@ -605,7 +613,8 @@ def channels_first(
         tile, stop = tiles_of(n_positions, n_tiles)
         # Under way while sums are added up.
         fetch(x, offset, tile, stop, n_positions, words)
-        fetch(x, offset, tile + 1, stop, n_positions, coming)
+        if ahead:
+            fetch(x, offset, tile + 1, stop, n_positions, coming)
         head, n_sums = sample + group * n_of_group, n_of_group * cuda.gridDim.y
         origin, factor = load(x, head * n_positions)[0], one
         if weighted:
@@ -634,10 +643,13 @@ def channels_first(
                     for i in range(width):
                         kept[i] = activate((kept[i] - mean) * scale + shift)
                     store(out, offset + j, neighbours(kept, 0))
-            for k in range(n_words):
-                words[k] = coming[k]
             tile += 1
-            fetch(x, offset, tile + 1, stop, n_positions, coming)
+            if ahead:
+                for k in range(n_words):
+                    words[k] = coming[k]
+                fetch(x, offset, tile + 1, stop, n_positions, coming)
+            else:
+                fetch(x, offset, tile, stop, n_positions, words)
 
     @bounded(plan.threads)
     def gradient_sums(
@@ -657,8 +669,9 @@ def channels_first(
         shift = load(bias, channel)[0] if biased else zero
         total, product = zero, zero
         while tile < stop:
-            fetch(x, offset, tile + 1, stop, n_positions, coming)
-            fetch(grad, offset, tile + 1, stop, n_positions, coming_ups)
+            if ahead:
+                fetch(x, offset, tile + 1, stop, n_positions, coming)
+                fetch(grad, offset, tile + 1, stop, n_positions, coming_ups)
             for k in range(chunks):
                 if place(0, tile, k) < n_positions:
                     unpack(words, k, kept)
@@ -668,10 +681,14 @@ def channels_first(
                         g = through(hat * factor + shift, up[i])
                         total += g
                         product += g * hat
-            for k in range(n_words):
-                words[k] = coming[k]
-                ups[k] = coming_ups[k]
             tile += 1
+            if ahead:
+                for k in range(n_words):
+                    words[k] = coming[k]
+                    ups[k] = coming_ups[k]
+            else:
+                fetch(x, offset, tile, stop, n_positions, words)
+                fetch(grad, offset, tile, stop, n_positions, ups)
         put_sums(total, product, first, second, sample + channel, live)
 
     @bounded(plan.threads)
@@ -688,8 +705,9 @@ def channels_first(
         # Under way while sums are added up.
         fetch(x, offset, tile, stop, n_positions, words)
         fetch(grad, offset, tile, stop, n_positions, ups)
-        fetch(x, offset, tile + 1, stop, n_positions, coming)
-        fetch(grad, offset, tile + 1, stop, n_positions, coming_ups)
+        if ahead:
+            fetch(x, offset, tile + 1, stop, n_positions, coming)
+            fetch(grad, offset, tile + 1, stop, n_positions, coming_ups)
         mean, scale = centre[group], inverse[group]
         own_factor = load(weight, channel)[0] if weighted else one
         shift = load(bias, channel)[0] if biased else zero
@@ -718,12 +736,16 @@ def channels_first(
                         g = through(hat * own_factor + shift, up[i]) * own_factor
                         kept[i] = (g - of_mean - hat * of_scale) * scale
                     store(out, offset + j, neighbours(kept, 0))
-            for k in range(n_words):
-                words[k] = coming[k]
-                ups[k] = coming_ups[k]
             tile += 1
-            fetch(x, offset, tile + 1, stop, n_positions, coming)
-            fetch(grad, offset, tile + 1, stop, n_positions, coming_ups)
+            if ahead:
+                for k in range(n_words):
+                    words[k] = coming[k]
+                    ups[k] = coming_ups[k]
+                fetch(x, offset, tile + 1, stop, n_positions, coming)
+                fetch(grad, offset, tile + 1, stop, n_positions, coming_ups)
+            else:
+                fetch(x, offset, tile, stop, n_positions, words)
+                fetch(grad, offset, tile, stop, n_positions, ups)
 
     return KernelsFirst(sums, apply, gradient_sums, gradient)
 

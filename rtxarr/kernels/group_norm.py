@@ -15,8 +15,9 @@ __all__ = ["fits", "group_normalize", "group_normalize_gradient"]
 
 # Constants, so that the bits do not depend on the GPU.
 # Where the channels are first: blocks to deal an array out to, several waves, so that the last one
-# costs little; pieces of 16 bytes of a thread, and the most threads of a channel.
-_BLOCKS, _PIECES, _LANES = 4224, 2, 128
+# costs little; pieces of 16 bytes of a thread, and the most threads of a channel; and up to how
+# many tiles of a block there are no loads ahead.
+_BLOCKS, _PIECES, _LANES, _FEW_TILES = 4224, 2, 128, 4
 # Where they are last: threads of a block, positions that each takes at least, and the most channels
 # of a block; how many blocks there are where they would make few waves, which is one, and
 # otherwise.
@@ -81,6 +82,7 @@ def _deal_out(
     from rtxarr.kernels._vector import access
 
     numbers: tuple[int, ...]
+    made_of: tuple[Any, ...]
     flags, dtype = tuple(a is not None for a in affine), arrays[0].dtype
     n_samples, n_channels, n_positions = shape[0], shape[1], math.prod(shape[2:])
     if last:
@@ -104,7 +106,8 @@ def _deal_out(
     each = -(-n_tiles // min(n_tiles, max(1, _BLOCKS // (blocks * n_samples))))
     grid = blocks, -(-n_tiles // each), n_samples
     numbers = n_positions, n_channels, n_channels // n_groups, each
-    return _Dealt(False, (dtype, plan, flags, silu), grid, plan.block, grid[1], numbers)
+    made_of = dtype, plan, flags, silu, each > _FEW_TILES
+    return _Dealt(False, made_of, grid, plan.block, grid[1], numbers)
 
 
 def _over_all(options, args):

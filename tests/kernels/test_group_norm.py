@@ -97,9 +97,12 @@ def test_group_norm(place, dtype, last, silu):
 
 
 @pytest.mark.sim
+@pytest.mark.parametrize("few", [0, 4], ids=["ahead", "not"])
 @pytest.mark.parametrize("shape", [(2, 4, 75), (2, 4, 80)], ids=["ragged", "whole"])
-def test_positions_of_several_blocks(monkeypatch, shape):
+def test_positions_of_several_blocks(monkeypatch, shape, few):
     from rtxarr.kernels import _rows
+
+    monkeypatch.setattr(kernels, "_FEW_TILES", few)
 
     monkeypatch.setattr(_rows, "_MOST_LANES", 2)
     monkeypatch.setattr(kernels, "_BLOCKS", 16)  # chunks of two tiles, and less

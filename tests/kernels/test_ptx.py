@@ -202,8 +202,10 @@ def group_norm_cases():
         plan = plan_rows(4096, dtype, wide=wide, pieces=_PIECES, most=16, lanes=_LANES)
         for silu in (False, True):
             last = channels_last(dtype, wide, (40, 8), (True, True), silu)
-            first = channels_first(dtype, plan, (True, True), silu)
-            for kind, found in (("last", last), ("first", first)):
+            both = [
+                channels_first(dtype, plan, (True, True), silu, ahead) for ahead in (False, True)
+            ]
+            for kind, found in (("last", last), ("first", both[0]), ("first-ahead", both[1])):
                 numbers = ("int64",) * (5 if kind == "last" else 4)
                 channels = (sums, sums) * (kind == "last")
                 signatures = {
