@@ -18,6 +18,7 @@ from rtxarr.polygraph.codegen._writer import FULL, Entry, power_of_two
 THREADS = 256  # of a block
 WARPS = THREADS // 32
 _HUB = 256  # edges from which on a row can be a hub
+_ROUNDS = 8  # or of few rows, what its threads take in so many rounds
 _HUB_BLOCKS = 512
 
 
@@ -34,11 +35,14 @@ class Segments(Passes):
         loops = self.loops
         rows, features = loops.rows, loops.features
         degree = loops.cols // rows + 1
-        # Few rows have a block each, however many edges they have.
-        hub = _HUB if rows * 32 < FULL else max(_HUB, 4 * degree)
-        hub_blocks = min(rows, _HUB_BLOCKS) if loops.cols >= hub else 0
         width, least = self.widths()
-        along = max(min(power_of_two(-(-degree // self.edges_of_thread())), 32 // width), least)
+        # Few rows have a warp each, and a block where that is long at work: the GPU has room.
+        few = rows * 32 <= FULL
+        wanted = 32 if few else power_of_two(-(-degree // self.edges_of_thread()))
+        along = max(min(wanted, 32 // width), least)
+        rounds = _ROUNDS * along * self.edges_of_thread()
+        hub = min(_HUB, rounds) if few else max(_HUB, 4 * degree)
+        hub_blocks = min(rows, _HUB_BLOCKS) if loops.cols >= hub else 0
         # Several rows for a group, if there are many blocks all the same.
         turns = min(max(rows * width * along // (6 * FULL), 1), 4)
         self.thread_lines()
