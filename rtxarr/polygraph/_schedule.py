@@ -335,11 +335,11 @@ class Scheduler:
             if group.kind == "eager" or self._refusal(node, group):
                 continue
             others = [g for g in users if g is not group]
-            place = self._own_place(node, group)
-            if place is None or self._reaches(group, others):
+            if self._own_place(node, group) is None or self._reaches(group, others):
                 continue
-            self._join(node, group)
-            group.outputs[node] = group.row if node.op in _REDUCTIONS else place
+            self._join(node, group)  # which may give the kernel rows, and move places
+            (moved,) = {group.row} if node.op in _REDUCTIONS else group.need[node]
+            group.outputs[node] = moved
             self.owner[node] = group
             return
         if node.op == "concat" and (space := self._space_of_parts(node)) is not None:

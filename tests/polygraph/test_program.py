@@ -295,6 +295,17 @@ def test_attention_over_edges_is_one_kernel(rng):
     assert kernels(program) == [("segments", 5, edges.n)]
 
 
+def test_rows_that_edges_get_and_that_are_a_result(rng):
+    """The kernel of maps that stores them gets rows by them: their place moves with it."""
+    x, edges = ir.input_node(0, "float32", (5, 4)), Edges(rng, 2)
+    y = ir.input_node(1, "float32", (edges.n, 4))
+    rows = ir.spread(x, edges.indptr, edges.n)
+    graph = ir.Graph([x, y, *edges.inputs], [ir.map_node("multiply", rows, y), rows])
+    arrays = [rng.standard_normal(shape, "f4") for shape in ((5, 4), (edges.n, 4))]
+    program = run(graph, [*arrays, *edges.arrays])
+    assert kernels(program) == [("segments", 5, edges.n)]
+
+
 def test_a_softmax_over_edges_alone_is_one_kernel(rng):
     edges = Edges(rng, 1)
     logits = ir.input_node(0, "float32", (edges.n, 4))
