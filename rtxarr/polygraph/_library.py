@@ -14,6 +14,7 @@ from rtxarr import dtypes
 from rtxarr.libs import blas
 from rtxarr.ops._attention import is_one_block
 from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._edge_order import as_stored, by_number, of_sources, rows_by_number
 from rtxarr.polygraph._elementwise import as_array
 from rtxarr.polygraph._linalg import matmul
 from rtxarr.polygraph._trace import Concretization, Tracer, current
@@ -75,18 +76,12 @@ def _spread(function, values, indptr, rows):
 
 @_rule("geom._graph._by_number")
 def _by_number(function, stored, graph):
-    places = as_array(graph._places()).node
-    out = current().fresh(ir.gather(stored.node, places, 0))
-    current().notes["stored", id(graph._edge_ids), out.node] = stored.node
-    return out
+    return current().fresh(by_number(stored.node, graph))
 
 
 @_rule("geom._graph._as_stored")
 def _as_stored(function, values, graph):
-    known = current().notes.get(("stored", id(graph._edge_ids), values.node))
-    if known is not None:
-        return current().fresh(known)
-    return current().fresh(ir.gather(values.node, as_array(graph._edge_ids).node, 0))
+    return current().fresh(as_stored(values.node, graph))
 
 
 @_rule("kernels.spmm.spmm")
@@ -112,21 +107,11 @@ def _wide(x: Any, dtype: Any) -> ir.Node:
     return ir.cast(as_array(x).node, dtypes.accumulator(dtype))
 
 
-def _of_sources(x: ir.Node, graph: Any) -> ir.Node:
-    """Return, for each stored edge, the row of its source."""
-    return ir.gather(x, as_array(graph.indices).node, 0)
-
-
-def _of_rows(x: ir.Node, graph: Any) -> ir.Node:
-    """Return, for each stored edge, the row of its destination."""
-    return ir.spread(x, as_array(graph.indptr).node, graph.n_edges)
-
-
 @_rule("geom._edges.weighted_sum")
 def _weighted_sum(function, weight, x, *, graph):
     dtype = _result_type(weight, x)
     weights = _wide(graph.stored(as_array(weight)), dtype)
-    found = _of_sources(_wide(x, dtype), graph)
+    found = of_sources(_wide(x, dtype), graph)
     ones = (1,) * (len(found.shape) - len(weights.shape))
     weights = ir.broadcast(ir.reshape(weights, (*weights.shape, *ones)), found.shape)
     product = ir.map_node("multiply", weights, found)
@@ -137,7 +122,9 @@ def _weighted_sum(function, weight, x, *, graph):
 @_rule("geom._edges.edge_dot")
 def _edge_dot(function, u, v, *, graph):
     dtype = _result_type(u, v)
-    left, right = _of_sources(_wide(u, dtype), graph), _of_rows(_wide(v, dtype), graph)
+    left = of_sources(_wide(u, dtype), graph)
+    # The sum over features is no reduction of edges: a row is read for each of them.
+    right = ir.gather(_wide(v, dtype), as_array(graph._rows).node, 0)
     product = ir.map_node("multiply", left, right)
     out = ir.reduce_node("sum", product, (len(product.shape) - 1,))
     return graph._by_number(current().fresh(ir.cast(out, dtype)))
@@ -145,7 +132,7 @@ def _edge_dot(function, u, v, *, graph):
 
 @_rule("geom._edges.spread")
 def _spread_numbered(function, x, *, graph):
-    return graph._by_number(current().fresh(_of_rows(as_array(x).node, graph)))
+    return current().fresh(rows_by_number(as_array(x).node, graph))
 
 
 @_rule("geom._edges.collect")
