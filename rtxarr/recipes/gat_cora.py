@@ -61,6 +61,7 @@ class Recipe(CoraRecipe):
     """Graph attention network on the Cora citation graph: 2708 papers, 7 topics."""
 
     name = "gat-cora"
+    fuses = True
     files = ("attention.png",)
     Config = GATConfig
 

@@ -60,6 +60,7 @@ class Recipe(CoraRecipe):
     """Graph convolutional network on the Cora citation graph: 2708 papers, 7 topics."""
 
     name = "gcn-cora"
+    fuses = True
     files = ("embedding.png", "explanation.png")
     Config = GCNConfig
 
