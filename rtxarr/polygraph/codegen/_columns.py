@@ -23,6 +23,7 @@ from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, 
 _THREADS = 256
 # What takes more registers than threads have where a multiprocessor is half full of them.
 _HEAVY = frozenset("pow sin cos tan sinh cosh atan2 hypot logaddexp remainder".split())
+_FEW_TILES = 64  # chunks of one tile, at most
 _MEMORY_OF_THREAD = 112  # bytes on chip where a multiprocessor is full of threads
 _SUMS = 16  # registers for what a thread has reduced so far
 _SHORT_BODY = 10  # statements up to which a thread takes more rows at once
@@ -159,7 +160,8 @@ class Columns(Writer):
         tile, chunks, threads = along * self.n_rows, 1, width * along
         if blocks * threads <= FULL // 2 and cols >= 4 * tile:
             most = FULL * self.blocks_at_once // (4 * blocks * threads)  # to run at once
-            chunks = min(most, cols // (2 * tile))
+            # Few rows are soonest done where no thread takes two tiles.
+            chunks = min(most, max(cols // (2 * tile), min(-(-cols // tile), _FEW_TILES)))
         span = -(-cols // (chunks * tile)) * tile
         return Shape(width, along, -(-cols // span), span)
 

@@ -248,6 +248,15 @@ def test_parts_of_whole_packets_are_read_in_packets():
     assert not kernel.packed
 
 
+def test_few_long_columns_have_a_chunk_for_each_tile():
+    def chunks(n, m):
+        first, *_ = kernel_of(and_terms, (1, n, m), "float32")[1].launches
+        return first.grid[1]
+
+    assert [chunks(n, 64) for n in (1000, 2708)] == [16, 43]  # of 64 rows
+    assert chunks(10_000, 64) == 53  # of 192
+
+
 def test_sizes_of_one_pattern_share_the_text():
     texts = {kernel_of(and_terms, (1, n, m))[1].text for n, m in ((300, 24), (90, 1152), (50, 33))}
     assert len(texts) == 1
