@@ -7,6 +7,7 @@ import numpy as np
 
 from rtxarr._checks import check_range
 from rtxarr._device import device_of, to_device
+from rtxarr._override import tracing
 from rtxarr.autograd._op import differentiable
 from rtxarr.dtypes import is_inexact
 from rtxarr.kernels import spmm as kernels
@@ -158,7 +159,8 @@ def spmm(values, dense, /, pattern, *, transpose=False):
 def _multiply(values, dense, pattern, transpose):
     order = pattern.order if transpose else None
     side = pattern.T if transpose else pattern
-    pieces, rows = side.pieces
+    # Kernels of fused programs cut long rows themselves.
+    pieces, rows = side.pieces if tracing() is None else (side.indptr, None)
     return kernels.spmm(values, dense, pieces, side.indices, order=order, rows=rows)
 
 

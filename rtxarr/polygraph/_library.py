@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rtxarr import dtypes
+from rtxarr._override import overridable
+from rtxarr.kernels._dense import packed
 from rtxarr.libs import blas
 from rtxarr.ops._attention import is_one_block
 from rtxarr.polygraph import _ir as ir
@@ -18,6 +20,10 @@ from rtxarr.polygraph._edge_order import as_stored, by_number, of_sources, rows_
 from rtxarr.polygraph._elementwise import as_array
 from rtxarr.polygraph._linalg import matmul
 from rtxarr.polygraph._trace import Concretization, Tracer, current
+
+# Bytes that a multiprocessor has at hand: of more, features that lie apart are put side by side
+# before rows of them are read for each edge.
+_NEAR = 1 << 17
 
 _RULES: dict[str, Callable] = {}
 # For functions whose results do not lie in C order: from the node of a call and a result's number
@@ -84,9 +90,16 @@ def _as_stored(function, values, graph):
     return current().fresh(as_stored(values.node, graph))
 
 
+@overridable
+def _row_by_row(x):
+    return packed(x)
+
+
 @_rule("kernels.spmm.spmm")
 def _spmm(function, values, dense, indptr, indices, *, order=None, rows=None):
     weight, x = as_array(values).node, as_array(dense).node
+    if x.op == "permute" and x.size * x.dtype.itemsize > _NEAR:
+        x = _call(_row_by_row, (dense,), {}, [(x.dtype, x.shape)])[0].node
     if order is not None:
         weight = ir.gather(weight, as_array(order).node, 0)
     found = ir.gather(x, as_array(indices).node, 0)
@@ -110,7 +123,12 @@ def _wide(x: Any, dtype: Any) -> ir.Node:
 @_rule("geom._edges.weighted_sum")
 def _weighted_sum(function, weight, x, *, graph):
     dtype = _result_type(weight, x)
-    weights = _wide(graph.stored(as_array(weight)), dtype)
+    kept = ("weights", id(weight))
+    if kept in graph._kept or kept in graph.__dict__.get("T", graph)._kept:  # sorted once
+        stored = graph.once(("stored", id(weight)), lambda: graph.stored(weight))
+    else:
+        stored = graph.stored(as_array(weight))
+    weights = _wide(stored, dtype)
     found = of_sources(_wide(x, dtype), graph)
     ones = (1,) * (len(found.shape) - len(weights.shape))
     weights = ir.broadcast(ir.reshape(weights, (*weights.shape, *ones)), found.shape)

@@ -143,6 +143,53 @@ def test_edges_of_a_graph_and_of_it_turned_round():
         assert not fused.reasons
 
 
+def test_weights_that_a_graph_keeps_are_sorted_once():
+    graph, layer = GRAPHS["as listed"], geom.GCNConv(8, 8, dtype=rx.float64)
+    n_edges = geom.gcn_norm(graph, dtype=rx.float64)[0].n_edges
+
+    def f(x):
+        return layer.propagate(graph, x)
+
+    fused = rx.fuse(f, backend=Reference())
+    assert_close(fused(X), f(X), rtol=1e-9)
+    (programs,) = fused._programs.values()
+    gathered = [n for n in programs[0].program.graph.nodes() if n.op == "gather"]
+    assert [n.shape for n in gathered] == [(n_edges, 8)]
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_a_sparse_product_with_long_rows_is_one_kernel(transpose):
+    lengths = np.array([300, 0, 2, 5])
+    columns = np.concatenate([RNG.permutation(400)[:n] for n in lengths])
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    pattern = rx.SparsityPattern(indptr, columns, (4, 400))
+    pattern = pattern.T if transpose else pattern
+    values, x = RNG.random(307), RNG.standard_normal((400, 3))
+    fused = rx.fuse(lambda v, x: rx.spmm(v, x, pattern, transpose=transpose), backend=Reference())
+    want = np.zeros((4, 3))
+    np.add.at(want, np.repeat(np.arange(4), lengths), values[:, None] * x[columns])
+    given = values[np.argsort(columns, kind="stable")] if transpose else values
+    assert_close(fused(given, x), want, rtol=1e-9)
+    assert kernels(fused) == ["segments"]
+
+
+@pytest.mark.parametrize("n_columns", [400, 40_000])
+def test_a_sparse_product_with_a_large_transposed_matrix(n_columns):
+    """Its rows are put together in memory before they are read for each entry."""
+    columns = RNG.integers(0, n_columns, 50)
+    pattern = rx.SparsityPattern(np.array([0, 30, 30, 50]), columns, (3, n_columns))
+    values, w = RNG.random(50), RNG.standard_normal((4, n_columns))
+
+    def f(v, w):
+        return rx.spmm(v, w.T, pattern)
+
+    fused = rx.fuse(f, backend=Reference())
+    assert_close(fused(values, w), f(values, w), rtol=1e-9)
+    (programs,) = fused._programs.values()
+    calls = [n for n in programs[0].program.graph.nodes() if n.op == "call"]
+    assert len(calls) == (n_columns == 40_000)
+
+
 OPAQUE = {
     "conv1d": lambda x: rx.conv1d(rx.reshape(x, (2, 4, N)), np.ones((6, 2, 3)), groups=2),
     "conv_transpose1d": lambda x: rx.conv_transpose1d(
