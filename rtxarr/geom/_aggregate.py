@@ -6,7 +6,7 @@ from typing import Any
 from rtxarr import _device
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import is_inexact, result_type
-from rtxarr.geom import _edges, _messages
+from rtxarr.geom import _edges, _messages, _products, _ranks
 from rtxarr.ops import astype, concat, log, reshape, stack
 
 __all__ = ["aggregate", "degree_scalers", "edge_softmax", "sddmm"]
@@ -56,11 +56,12 @@ def aggregate(
     Edges are taken in a fixed order, and equal inputs give equal bits. Where several edges reach
     the maximum or minimum they share its gradient evenly, as those of :func:`rtxarr.max` do; the
     slope of "std" at zero is taken as zero. The variance is the mean squared deviation itself, not
-    the difference of two large numbers.
+    the difference of two large numbers. A product leaves the range of its type only if its value
+    does, and zeros among the messages leave its gradient whole. A NaN among the messages wins in
+    all operations; where several of them are the one of a quantile, they share its gradient evenly.
 
-    Sums, means, extrema and variances, and weighted sums and means, make no array of messages. The
-    others make those of some destinations at a time, and in the backward pass again. "mul",
-    "median" and "quantile" wait for the GPU, so steps with them cannot be captured.
+    Without weights only "softmax" makes messages, and with them all but "sum" and "mean": those of
+    some destinations at a time, and in the backward pass again.
 
     References
     ----------
@@ -89,7 +90,7 @@ def aggregate(
     if n_slices != 1:
         return _in_slices(graph, x, op, n_slices, weight=weight, empty=empty, q=q)
     if weight is None:
-        out = _unweighted(graph, x, op, empty)
+        out = _unweighted(graph, x, op, empty, q)
         if out is not None:
             return out
         return _messages.map_reduce(
@@ -165,7 +166,7 @@ def slices_of(n_features: int, n_slices: int) -> list[slice]:
     return [slice(at, at + width) for at in range(0, n_features, width)] or [slice(0, 0)]
 
 
-def _unweighted(graph, x, op, empty):
+def _unweighted(graph, x, op, empty, q):
     rows = reshape(x, (graph.n_src, math.prod(x.shape[1:])))
     if op == "sum":
         out = _edges.gather_sum(rows, graph=graph)
@@ -176,9 +177,15 @@ def _unweighted(graph, x, op, empty):
     elif op in ("var", "std"):
         out = _edges.gather_var(rows, graph=graph)
         out = _messages.root(out) if op == "std" else out
+    elif op == "mul" and _products.fits(rows):
+        out = _products.gather_product(rows, graph=graph)
+    elif op in ("median", "quantile") and _ranks.fits(rows):
+        out = _ranks.gather_quantile(rows, graph, 0.5 if q is None else q)
     else:
         return None
     out = reshape(out, (graph.n_dst, *x.shape[1:]))
+    if op == "mul":
+        return _edges.fill_empty(graph, out, empty)
     return out if op in ("max", "min") else _filled(graph, out, empty)
 
 

@@ -97,6 +97,17 @@ def _alike(*arrays: Any) -> list[Any]:
     return [astype(x, dtype, copy=False) for x in arrays]
 
 
+def owners(indptr: Any, n: int) -> Any:
+    """Give the segment that each of ``n`` rows belongs to."""
+    xp = namespace(indptr)
+    return xp.searchsorted(indptr[1:], xp.arange(n, dtype=indptr.dtype), side="right")
+
+
+def as_rows(x: Any) -> Any:
+    """Give an array with all but the first axis as one."""
+    return reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+
+
 # ------------------------------------------------------------------------- sums over the sources
 
 

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from rtxarr._device import full_scalar, namespace
+from rtxarr._device import full_scalar
 from rtxarr.autograd import checkpoint, stop_gradient
 from rtxarr.autograd._mode import profiles, state
 from rtxarr.autograd._tape import raw
 from rtxarr.autograd._tree import flatten, unflatten
-from rtxarr.geom import _edges
+from rtxarr.geom import _edges, _products, _ranks
+from rtxarr.geom._edges import owners
 from rtxarr.ops import (
     concat,
     exp,
@@ -24,7 +25,6 @@ from rtxarr.ops import (
     segment_sum,
     sqrt,
     take,
-    take_along_axis,
     where,
 )
 from rtxarr.ops._half import rounded_once
@@ -116,7 +116,7 @@ def reduce_messages(
     array or Tensor, shape (n_segments, ...)
     """
     out = _reduce(messages, op=op, indptr=indptr, q=q)
-    if empty == 0 and op in ("sum", "mean", "var", "std", "softmax"):
+    if empty == 0 and op in ("sum", "mean", "var", "std", "softmax", "median", "quantile"):
         return out
     alone = reshape(indptr[1:] == indptr[:-1], (-1,) + (1,) * (out.ndim - 1))
     return where(alone, full_scalar(indptr, empty, out.dtype), out)
@@ -127,12 +127,6 @@ def _reduce(messages, *, op, indptr, q):
     if op == "quantile":
         return _quantile(messages, indptr, q)
     return _REDUCTIONS[op](messages, indptr)
-
-
-def owners(indptr: Any, n: int) -> Any:
-    """Give the segment that each of ``n`` rows belongs to."""
-    xp = namespace(indptr)
-    return xp.searchsorted(indptr[1:], xp.arange(n, dtype=indptr.dtype), side="right")
 
 
 def _var(x, indptr):
@@ -158,43 +152,11 @@ def _softmax(x, indptr):
 
 
 def _mul(x, indptr):
-    """Multiply neighbours in pairs, then the products in pairs, until one is left a segment."""
-    xp = namespace(indptr)
-    lengths = indptr[1:] - indptr[:-1]
-    longest = int(xp.max(lengths)) if lengths.shape[0] else 0
-    while longest > 1:
-        halves = (lengths + 1) // 2
-        starts = xp.concat([xp.zeros(1, dtype=xp.int64), xp.cumulative_sum(halves)])
-        total = int(starts[-1])
-        rows = owners(starts, total)
-        place = 2 * (xp.arange(total, dtype=xp.int64) - xp.take(starts, rows))
-        first = xp.take(indptr, rows) + place
-        paired = place + 1 < xp.take(lengths, rows)
-        second = take(x, xp.where(paired, first + 1, first), axis=0)
-        paired = xp.reshape(paired, (-1,) + (1,) * (x.ndim - 1))
-        x = take(x, first, axis=0) * where(paired, second, 1)
-        indptr, lengths, longest = starts, halves, (longest + 1) // 2
-    return segment_sum(x, indptr)
+    return _products.segment_product(x, indptr) if _products.fits(x) else _products.tree(x, indptr)
 
 
 def _quantile(x, indptr, q):
-    xp = namespace(indptr)
-    if x.shape[0] == 0:
-        return segment_sum(x, indptr)
-    rows = reshape(owners(indptr, x.shape[0]), (-1,) + (1,) * (x.ndim - 1))
-    order = xp.argsort(raw(x), axis=0, stable=True)
-    sorted_rows = xp.take_along_axis(xp.broadcast_to(rows, x.shape), order, axis=0)
-    order = xp.take_along_axis(order, xp.argsort(sorted_rows, axis=0, stable=True), axis=0)
-    place = q * xp.astype(xp.clip(indptr[1:] - indptr[:-1] - 1, 0, None), xp.float64)
-    below = xp.floor(place)
-    share = xp.where(place == below, 0.5, place - below)  # of one message twice, if it is one
-    last = x.shape[0] - 1  # segments without messages take any
-    low, high = (
-        xp.clip(indptr[:-1] + xp.astype(at, xp.int64), 0, last) for at in (below, xp.ceil(place))
-    )
-    low, high = (take_along_axis(x, xp.take(order, at, axis=0), axis=0) for at in (low, high))
-    share = xp.astype(xp.reshape(share, (-1,) + (1,) * (x.ndim - 1)), x.dtype)
-    return (1 - share) * low + share * high
+    return _ranks.between(*_ranks.segment_ranked(x, indptr, q=q), indptr=indptr, q=q)
 
 
 _REDUCTIONS = {

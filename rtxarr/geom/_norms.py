@@ -8,8 +8,8 @@ from typing import Any
 
 from rtxarr import _device
 from rtxarr.autograd._tape import raw
+from rtxarr.geom._edges import owners
 from rtxarr.geom._layer import Layer
-from rtxarr.geom._messages import owners
 from rtxarr.nn import Parameter
 from rtxarr.ops import mean, segment_mean, sqrt, sum, take
 from rtxarr.ops._half import rounded_once

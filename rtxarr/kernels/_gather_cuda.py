@@ -9,6 +9,7 @@ import numpy as np
 
 from rtxarr._device import _SIMULATING, cuda
 from rtxarr.dtypes import accumulator
+from rtxarr.kernels._product_cuda import others
 from rtxarr.kernels._rows import bounded
 from rtxarr.kernels._vector import by_offset, maximum, minimum
 
@@ -99,6 +100,15 @@ def _combination(kind: str, width: int, dtype: Any):
                     if _same(row[i], mine[i]):
                         total[i] += values[i]
 
+    elif kind == "others":
+        (load, _), without = by_offset(dtype, width), others(np.dtype(dtype).type)
+
+        @cuda.jit(device=True)
+        def combine(total, mine, row, factor, place, extra):
+            codes = load(extra, place)
+            for i in range(width):
+                total[i] += without(row[i], codes[i], mine[i])
+
     else:
         load, _ = by_offset(dtype, width)
 
@@ -175,8 +185,9 @@ def reduction(
         What is added up for each entry ``j`` of an item, with ``s = pointers[j]``: "sum", ``x[s]``;
         "weighted", ``x[s]`` times the factor of the edge and head; "scaled", ``x[s] * extra[s]``;
         "squares", ``(x[s] - own) ** 2``; "ties", 1 where ``x[s]`` is ``own``; "matched",
-        ``extra[s]`` where it is; "difference", ``x[s] * (own - extra[s])``. "max" and "min" of
-        ``x[s]``.
+        ``extra[s]`` where it is; "difference", ``x[s] * (own - extra[s])``; "others", the product
+        of which ``x[s]`` is the number and ``extra[s]`` the code, without its factor ``own``. "max"
+        and "min" of ``x[s]``.
     end : str
         What becomes of the total of a row: "mean" divides by the number of entries, "share" gives
         ``extra`` of the row over it, "filled" gives ``empty`` for rows without entries, "biased"

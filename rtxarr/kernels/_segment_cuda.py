@@ -37,6 +37,29 @@ def _divide(total, count):
     return total / count
 
 
+@cuda.jit(device=True)
+def first_slot(start, chunk_rows):
+    """Give where the chunks of a long segment begin, from its first row alone.
+
+    A segment of more than ``chunk_rows`` rows has at most as many chunks as lie between its
+    slot and that of the next segment.
+    """
+    return 2 * (start // chunk_rows)
+
+
+@cuda.jit(device=True)
+def find_segment(indptr, slot, chunk_rows):
+    """Return the last segment whose slot is at or before this one."""
+    low, high = np.int64(0), np.int64(indptr.size - 2)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if first_slot(indptr[middle], chunk_rows) <= slot:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 # Threads of a block that joins chunks: slots or features, and parts of the chunks.
 JOIN_BLOCK = (4, 2) if _SIMULATING else (32, 16)
 
@@ -103,27 +126,6 @@ def kernels(op: str, dtype: np.dtype, wide: bool, gathered: bool):
             total = reduce_rows(values, indices, start, stop, feature, n_features)
             store(out, segment * n_features + feature, finish_all(total, counts(stop - start)))
             feature += cuda.blockDim.x * width
-
-    @cuda.jit(device=True)
-    def first_slot(start, chunk_rows):
-        """Give where the chunks of a long segment begin, from its first row alone.
-
-        A segment of more than ``chunk_rows`` rows has at most as many chunks as lie between its
-        slot and that of the next segment.
-        """
-        return 2 * (start // chunk_rows)
-
-    @cuda.jit(device=True)
-    def find_segment(indptr, slot, chunk_rows):
-        """Return the last segment whose slot is at or before this one."""
-        low, high = np.int64(0), np.int64(indptr.size - 2)
-        while low < high:
-            middle = (low + high + 1) >> 1
-            if first_slot(indptr[middle], chunk_rows) <= slot:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
     @cuda.jit
     def chunks(values, indptr, indices, partial, n_features, chunk_rows):

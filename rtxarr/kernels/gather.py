@@ -38,8 +38,9 @@ def gather_reduce(
         "sum", "max" or "min" of ``x[s]``; the sum of ``x[s]`` times a factor of its entry
         ("weighted") or of ``s`` ("scaled"); of ``(x[s] - own[i]) ** 2`` ("squares"); of 1 where
         ``x[s]`` is ``own[i]`` ("ties") and of ``extra[s]`` there ("matched"), element by element
-        and a NaN being one; of ``x[s] * (own[i] - extra[s])`` ("difference"). NaN wins in "max"
-        and "min".
+        and a NaN being one; of ``x[s] * (own[i] - extra[s])`` ("difference"); of products without
+        their factor ``own[i]``, see :func:`rtxarr.kernels.product.without`, of numbers ``x[s]`` and
+        codes ``extra[s]`` ("others"). NaN wins in "max" and "min".
     x : array of a real floating dtype, shape (n_values, n_features), on a GPU
         Half types are accumulated in float32.
     indptr : array of int64, shape (n_rows + 1,)

@@ -6,7 +6,7 @@ import numpy as np
 
 import rtxarr as rx
 from rtxarr import geom
-from rtxarr.geom import _edges, _fused
+from rtxarr.geom import _edges, _fused, _products, _ranks
 
 rng = np.random.default_rng(11)
 # Two edges between the same nodes, one from a node to itself, nodes without edges.
@@ -78,6 +78,16 @@ def attention(name, factor, *, graph=GRAPH, **options):
     return attend
 
 
+def pointers(x):
+    """Give the pointers of segments of messages, where ``x`` is."""
+    return pointers_on(rx.device_of(rx.Tensor(x).data))
+
+
+@functools.cache
+def pointers_on(device):
+    return rx.asarray(np.array([0, 3, 3, 4, 6]), device=device)
+
+
 CASES = {
     "additive_attention": [
         (attention("additive", 0.2), (X3, SRC, DST, None)),
@@ -102,6 +112,22 @@ CASES = {
     "gather_extremum": [
         (lambda x: geom.aggregate(on(x), x, "max", empty=2.0), (X,)),
         (lambda x: geom.aggregate(on(x), x, "min"), (X,)),
+    ],
+    "gather_product": [
+        (lambda x: geom.aggregate(on(x), x, "mul", empty=2.0), (X,)),
+        (lambda x: geom.aggregate(on(x), x * (x > 0), "mul"), (X,)),  # with zeros
+    ],
+    "gather_ranked": [
+        (lambda x: geom.aggregate(on(x), x, "median", empty=2.0), (X,)),
+        (lambda x: geom.aggregate(on(x), x, "quantile", q=0.3), (X,)),
+    ],
+    "segment_product": [
+        (lambda x: _products.segment_product(x, pointers(x)), (EDGES,)),
+        (lambda x: _products.segment_product(x * (x > 0), pointers(x)), (EDGES3,)),
+    ],
+    "segment_ranked": [
+        (lambda x: _ranks.segment_ranked(x, pointers(x), q=0.5)[0], (EDGES,)),
+        (lambda x: _ranks.segment_ranked(x, pointers(x), q=0.3), (EDGES3,)),
     ],
     "gather_var": [(lambda x: geom.aggregate(on(x), x, "var"), (X,))],
     "weighted_sum": [

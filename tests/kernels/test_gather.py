@@ -8,6 +8,7 @@ import rtxarr as rx
 from rtxarr import _device, geom
 from rtxarr.geom import _bins, _edges
 from rtxarr.geom._aggregate import weighted_sum
+from rtxarr.kernels import product
 from rtxarr.kernels.gather import gather_reduce
 from rtxarr.testing import assert_close
 
@@ -15,7 +16,7 @@ DTYPES = ["float32", "float64", "float16", ml_dtypes.bfloat16]
 KINDS = {
     "sum": "plain", "mean": "mean", "max": "filled", "min": "filled", "weighted": "plain",
     "scaled": "plain", "squares": "mean", "ties": "share", "matched": "plain",
-    "difference": "plain",
+    "difference": "plain", "others": "plain",
 }  # fmt: skip
 
 
@@ -63,6 +64,7 @@ MESSAGES = {
     "ties": lambda x, own, extra: same(x, own).astype(np.float64),
     "matched": lambda x, own, extra: np.where(same(x, own), extra, 0),
     "difference": lambda x, own, extra: x * (own - extra),
+    "others": lambda x, own, extra: product.without(x, extra, own),
 }
 
 
@@ -84,7 +86,7 @@ def reference(kind, graph, x, own, extra, empty, *, sizes=False):
             second = extra
             if kind == "weighted":
                 second = np.repeat(extra[ids], x.shape[1] // extra.shape[1], axis=1)
-            elif kind in ("scaled", "matched", "difference"):
+            elif kind in ("scaled", "matched", "difference", "others"):
                 second = extra[src]
             rows = MESSAGES[kind](rows, None if own is None else own[i], second)
         out[i] = (np.abs(rows) if sizes else rows).sum(axis=0, dtype=np.longdouble)
@@ -116,8 +118,14 @@ def inputs(kind, graph, n_features, dtype, n_heads=1):
         kinds["extra"] = rng.standard_normal(own.shape), dtype
     elif kind == "matched":
         kinds["extra"] = extra, wide
-    used = {"x"} | ({"own"} if kind in ("squares", "ties", "matched", "difference") else set())
-    used |= {"extra"} if kind in ("weighted", "scaled", "ties", "matched", "difference") else set()
+    elif kind == "others":  # exponents and zeros
+        codes = 16 * rng.integers(-3, 4, extra.shape) + rng.choice([0, 0, 0, 4, 8], extra.shape)
+        own[2], own[3, 0] = 0, 0
+        kinds |= {"x": (1 + np.abs(x) % 1, wide), "own": (own, dtype), "extra": (codes, wide)}
+    both = {"own", "extra"}
+    used = {"squares": {"own"}, "weighted": {"extra"}, "scaled": {"extra"}}
+    used |= dict.fromkeys(("ties", "matched", "difference", "others"), both)
+    used = {"x"} | used.get(kind, set())
     return [narrow(*kinds[name]) if name in used else (None, None) for name in kinds]
 
 
@@ -257,7 +265,9 @@ def both_paths(place, monkeypatch):
         monkeypatch.setattr(_edges, "_has_kernel", lambda *arrays: False)
         if place.kind == "cpu":  # else the CPU has none anyway
             monkeypatch.setattr(_edges, "runs_kernels", lambda x: False)
-            for module in ("segment", "spmm"):
+            for module in ("_products", "_ranks"):
+                monkeypatch.setattr(f"rtxarr.geom.{module}.runs_kernels", lambda x: False)
+            for module in ("segment", "spmm", "product"):
                 monkeypatch.setattr(f"rtxarr.kernels.{module}.runs_kernels", lambda x: False)
         return with_kernels, function(_device.device("cpu"))
 
@@ -314,6 +324,43 @@ def test_a_bias_is_added_to_the_bit_as_in_a_step_of_its_own(place, skewed, n_fea
     lonely = np.asarray(skewed.in_degrees) == 0
     assert lonely.any()
     assert (_device.to_device(got, "cpu")[lonely] == bias).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("op", ["mul", "median", "quantile"])
+@pytest.mark.parametrize("messages", [False, True], ids=["rows", "messages"])
+def test_products_and_quantiles_are_those_of_the_cpu(both_paths, skewed, op, dtype, messages):
+    """With zeros and infinities, ties, and a NaN, which wins."""
+    rng = np.random.default_rng(4)
+    x = rng.uniform(0.5, 2, (skewed.n_src, 5)) * rng.choice([-1, 1], (skewed.n_src, 5))
+    x[:, 4] = np.round(2 * x[:, 4]) / 2
+    x[:3, 0], x[3, 1], x[4, 1], x[5, 3] = 0, np.inf, 0, np.nan
+    g = rng.standard_normal((skewed.n_dst, 5))
+    x, g = (a.astype(dtype) for a in (x, g))
+    options = {"q": 0.3} if op == "quantile" else {}
+    if messages:
+        options["weight"] = np.ones(skewed.n_edges, dtype)
+
+    def run(place):
+        moved = {k: there(v, place) if k == "weight" else v for k, v in options.items()}
+        tracked = rx.Tensor(there(x, place), requires_grad=True)
+        out = geom.aggregate(skewed.to_device(place), tracked, op, empty=1.5, **moved)
+        out.backward(there(g, place))
+        return [rx.Tensor(a).numpy() for a in (out.data, tracked.grad)]
+
+    (out, grad), (want, want_grad) = both_paths(run)
+    assert out.dtype == grad.dtype == np.dtype(dtype)
+    eps = 8 * float(ml_dtypes.finfo(dtype).eps)
+    with np.errstate(invalid="ignore"):
+        if op == "mul":
+            assert_close(out, want, rtol=eps, atol=1e-30)
+        else:
+            assert_close(out, want, exact=True)
+    finite = np.isfinite(want_grad.astype(np.float64))
+    np.testing.assert_array_equal(np.isfinite(grad.astype(np.float64)), finite)
+    size = np.abs(want_grad.astype(np.float64))[finite].max(initial=1)
+    got, exact = grad.astype(np.float64)[finite], want_grad.astype(np.float64)[finite]
+    np.testing.assert_allclose(got, exact, rtol=eps, atol=eps * size)
 
 
 def test_weights_that_do_not_change_are_sorted_once(both_paths, skewed, monkeypatch):

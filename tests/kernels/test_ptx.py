@@ -297,6 +297,35 @@ def softmax_cases():
             yield f"softmax-back-{n}-{name}-{flag}", kernel, (*(values,) * 3, "int64", "int64")
 
 
+def product_cases():
+    from rtxarr.kernels._product_cuda import products
+
+    for name in SCALARS:
+        wide, pointers = SCALARS[name], INTEGER_POINTERS
+        values, numbers = (name, 1, "C"), (wide, 1, "C")
+        for gathered, in_parts in ((True, False), (False, True)):
+            index = ("int32", 1, "C") if gathered else pointers
+            found = [numbers if in_parts else values, numbers, "int64", "int64"]
+            rows, chunks, join = products(dtype_of(name), gathered, in_parts)
+            title, given = f"-{name}-{in_parts}", (values, pointers, index)
+            yield f"rows{title}", rows, (*given, *found)
+            yield f"chunks{title}", chunks, (*given, numbers, numbers, *found[2:])
+            yield f"join{title}", join, (pointers, numbers, numbers, *found)
+
+
+def rank_cases():
+    from rtxarr.kernels._rank_cuda import ranked
+
+    for name in SCALARS:
+        values, pointers = (name, 1, "C"), INTEGER_POINTERS
+        for gathered in (True, False):
+            index = ("int32", 1, "C") if gathered else pointers
+            kernels = ranked(dtype_of(name), gathered)
+            for title, kernel in zip(("short", "middle", "long"), kernels, strict=True):
+                signature = (values, pointers, index, pointers, values, values, "int64")
+                yield f"{title}-{name}-{gathered}", kernel, signature
+
+
 def sort_cases():
     from rtxarr.kernels._sort_cuda import bounds, by_rank, radix
 
@@ -538,6 +567,7 @@ def gather_cases():
         "ties": ("share", "x", "x", "wide"),
         "matched": ("plain", "x", "wide", "x"),
         "difference": ("plain", "x", "x", "x"),
+        "others": ("plain", "x", "wide", "wide"),
     }
     variants = [("float32", kind, 4) for kind in kinds] + [("float32", "weighted", 1)]
     variants += [("float16", kind, 8) for kind in ("sum", "max", "weighted", "ties", "matched")]
@@ -692,6 +722,8 @@ CASES = {
     "_farthest_cuda": farthest_cases,
     "_points_cuda": points_cases,
     "_points_grid_cuda": points_grid_cases,
+    "_product_cuda": product_cases,
+    "_rank_cuda": rank_cases,
     "_rotary_cuda": rotary_cases,
     "_sampling_cuda": sampling_cases,
     "_scan_cuda": scan_cases,
