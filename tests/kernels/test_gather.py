@@ -350,7 +350,9 @@ def test_products_and_quantiles_are_those_of_the_cpu(both_paths, skewed, op, dty
 
     (out, grad), (want, want_grad) = both_paths(run)
     assert out.dtype == grad.dtype == np.dtype(dtype)
-    eps = 8 * float(ml_dtypes.finfo(dtype).eps)
+    # Products of up to 513 numbers are finite: each may be rounded.
+    inner = float(np.finfo("float64" if np.dtype(dtype) == np.float64 else "float32").eps)
+    eps = 8 * float(ml_dtypes.finfo(dtype).eps) + 200 * inner * (op == "mul")
     with np.errstate(invalid="ignore"):
         if op == "mul":
             assert_close(out, want, rtol=eps, atol=1e-30)
