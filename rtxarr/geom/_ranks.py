@@ -16,7 +16,7 @@ from rtxarr.geom import _edges
 from rtxarr.geom._edges import as_rows, owners
 from rtxarr.kernels import rank
 from rtxarr.ops import astype, reshape, segment_sum, take, where
-from rtxarr.ops._half import rounded_once
+from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._reduce import attained
 
 
@@ -53,9 +53,10 @@ def _ranked(x, indptr, q, indices=None):
     ranks = [xp.astype(at, xp.int64) for at in (xp.floor(place), xp.ceil(place))]
     if runs_kernels(x):
         return rank.segment_ranked(x, indptr, xp.stack(ranks, axis=1), indices=indices)
+    dtype, x = x.dtype, widen(x)  # NumPy does not know the NaN of bfloat16
     x = x if indices is None else xp.take(x, indices, axis=0)
     if not x.shape[0]:
-        return (xp.zeros((indptr.shape[0] - 1, x.shape[1]), dtype=x.dtype),) * 2
+        return (xp.zeros((indptr.shape[0] - 1, x.shape[1]), dtype=dtype),) * 2
     rows = xp.broadcast_to(owners(indptr, x.shape[0])[:, None], x.shape)
     order = xp.argsort(x, axis=0, stable=True)  # NaN last
     sorted_rows = xp.take_along_axis(rows, order, axis=0)
@@ -66,7 +67,8 @@ def _ranked(x, indptr, q, indices=None):
     found = (xp.take(x, xp.clip(indptr[:-1] + at, 0, last), axis=0) for at in ranks)
     found = (xp.where(xp.isnan(top), top, y) for y in found)
     alone = (indptr[1:] == indptr[:-1])[:, None]
-    return tuple(xp.where(alone, xp.zeros_like(y), y) for y in found)
+    found = (xp.where(alone, xp.zeros_like(y), y) for y in found)
+    return tuple(xp.astype(y, dtype, copy=False) for y in found)
 
 
 @differentiable

@@ -146,6 +146,8 @@ def check(kind, graph, place, n_features, dtype, **options):
     arrays, exact = zip(*pairs, strict=True)
     with np.errstate(invalid="ignore"):
         want = reference(kind, graph, *exact, empty=-7.0)
+    if kind == "others":  # whose numbers are wide
+        options["dtype"] = dtype
     got = reduced(kind, graph.to_device(place), place, arrays, **options)
     assert got.dtype == np.dtype(dtype)
     if kind in ("max", "min", "ties"):
