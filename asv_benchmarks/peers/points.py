@@ -17,11 +17,22 @@ import rtxarr as rx
 from rtxarr import geom
 from rtxarr.random import Generator
 
+
+def clusters(rng, n, n_clusters=100):
+    """Give points of clusters whose densities are up to a million times those of others."""
+    which = rng.integers(0, n_clusters, (n,), device="cpu")
+    sizes = 10 ** -rng.uniform((n_clusters, 1), low=1, high=3, device="cpu")
+    return rng.uniform((n_clusters, 3), device="cpu")[which] + (
+        sizes[which] * rng.normal((n, 3), device="cpu")
+    )
+
+
 CLOUDS = {
     "cube": lambda rng, n: rng.uniform((n, 3), device="cpu"),
     "sphere": lambda rng, n: geom.normalize_points(
         (x := rng.normal((n, 3), device="cpu")) / np.linalg.norm(x, axis=1, keepdims=True)
     ),
+    "clusters": clusters,
 }
 
 

@@ -4,11 +4,12 @@ A squared distance is the sum of the squared differences, added in the order of 
 operation rounded once to the type of the points. Of equally distant points that with the smaller
 number comes first. So what is found depends on neither the device nor the order of the points.
 
-With up to three axes the CPU searches a tree, see ``_points_tree``, and a GPU a grid: it looks at
-cells in cubes of growing size around the query's own, until what is outside the cube is further
-than what has been found. ``SLACK``, a part of a cell's width, is far more than rounding can move a
-point in a grid of up to ``MOST_CELLS`` an axis. Queries outside may be further off, by a part of
-their distance less than ``1 - MOST``; and squares below ``TINY`` round by more.
+With up to three axes the CPU searches a tree, see ``_points_tree``, and so does a GPU where the
+points are much denser in some places than in others; else it searches a grid: it looks at cells in
+cubes of growing size around the query's own, until what is outside the cube is further than what
+has been found. ``SLACK``, a part of a cell's width, is far more than rounding can move a point in a
+grid of up to ``MOST_CELLS`` an axis. Queries outside may be further off, by a part of their
+distance less than ``1 - MOST``; and squares below ``TINY`` round by more.
 """
 
 from __future__ import annotations
@@ -18,8 +19,69 @@ from collections.abc import Callable
 import numpy as np
 
 MOST_CELLS = 4096
+# Of a tree, powers of two: points of a leaf, nodes below a node, nodes of the top level at most.
+LEAF_BITS, NODE_BITS, TOP_BITS = 3, 2, 4
 SLACK, MOST = 0.01, 1 - 2.0**-16
 TINY = float(np.finfo(np.float32).tiny), float(np.finfo(np.float64).tiny)
+
+
+def along(jit: Callable) -> Callable:
+    """Return ``key(x, i, ...)``, the place of a point on a curve, made through ``jit``."""
+
+    @jit
+    def coordinate(value, low, scale, side, bits, zero):
+        t = (value - low) * scale
+        if not t > zero:
+            return np.int64(0)
+        last = (np.int64(1) << bits) - 1
+        return min(np.int64(t), last) if t < side else last
+
+    @jit
+    def key(x, i, batch, l0, l1, l2, scale, side, bits, drop, room):
+        """Return a word of the place of point ``i`` on a Hilbert curve, and its batch above that.
+
+        The curve is in a cube of ``side = 2**bits`` an axis; the word has ``room`` bits of each
+        coordinate, those above the lowest ``drop``. See Skilling, "Programming the Hilbert curve",
+        2004, doi:10.1063/1.1751381.
+        """
+        zero, b, c = x.dtype.type(0), np.int64(0), np.int64(0)
+        a = coordinate(x[i, 0], l0, scale, side, bits, zero)
+        if x.shape[1] > 1:
+            b = coordinate(x[i, 1], l1, scale, side, bits, zero)
+        if x.shape[1] > 2:
+            c = coordinate(x[i, 2], l2, scale, side, bits, zero)
+        bit = np.int64(1) << (bits - 1)
+        while bit > 1:
+            below = bit - 1
+            if a & bit:
+                a ^= below
+            if b & bit:
+                a ^= below
+            else:
+                swap = (a ^ b) & below
+                a ^= swap
+                b ^= swap
+            if c & bit:
+                a ^= below
+            else:
+                swap = (a ^ c) & below
+                a ^= swap
+                c ^= swap
+            bit >>= 1
+        b ^= a
+        c ^= b
+        bit, turn = np.int64(1) << (bits - 1), np.int64(0)
+        while bit > 1:
+            if c & bit:
+                turn ^= bit - 1
+            bit >>= 1
+        a, b, c = (a ^ turn) >> drop, (b ^ turn) >> drop, (c ^ turn) >> drop
+        found = batch << 3 * room
+        for j in range(room):
+            found |= (a >> j & 1) << 3 * j + 2 | (b >> j & 1) << 3 * j + 1 | (c >> j & 1) << 3 * j
+        return found
+
+    return key
 
 
 def sorting(jit: Callable) -> Callable:

@@ -1,7 +1,8 @@
-"""Searches on a GPU, seen from the host: points in a grid, and launches.
+"""Searches on a GPU, seen from the host: points in a grid or a tree, and launches.
 
 Points with up to three axes are sorted by the cells of a grid over them, those of a cell in any
-order; with more axes each batch is one cell.
+order; with more axes each batch is one cell. Where nearest points are looked for and some cells
+have many more than others, a tree takes the place of the grid.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rtxarr._device import _SIMULATING, launch, namespace, to_device
-from rtxarr.kernels._points_core import MOST_CELLS
+from rtxarr.kernels._points_core import MOST_CELLS, NODE_BITS
+from rtxarr.kernels._points_tree import curves, sizes_of
 
 __all__ = ["Grid", "append", "ends", "farthest", "longest_list", "nearest", "prepare", "tally"]
 
@@ -19,6 +21,9 @@ __all__ = ["Grid", "append", "ends", "farthest", "longest_list", "nearest", "pre
 _BLOCKS = 4 if _SIMULATING else 264
 # Points of a batch, on average, below which all are in one cell.
 _FEW = 64
+# How many times the points of a cell a point may have around it in its own, on average: about twice
+# as many in even clouds and on surfaces.
+_UNEVEN = 2.5
 # Points of a cloud that one block thins out, which then takes one launch in all.
 _ONE_BLOCK = 8 if _SIMULATING else 32_768
 # Lengths of the lists in which nearest points are kept; the last is for float32 alone.
@@ -51,6 +56,27 @@ class Grid(NamedTuple):
     dims: np.ndarray
 
 
+class Tree(NamedTuple):
+    """Points in the order of a tree, see ``_points_tree``, and where queries begin.
+
+    Attributes
+    ----------
+    points, boxes : array
+        Packed, see ``_points_grid_cuda``.
+    ptr : array of int64, shape (n_batches + 1,)
+    n_leaves, highest : int
+    near : array of int64, shape (n_queries,)
+        The place of a point near each query, in the order in which they are looked from.
+    """
+
+    points: Any
+    boxes: Any
+    ptr: Any
+    n_leaves: int
+    highest: int
+    near: Any
+
+
 def ends(x: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the lowest and the highest coordinates of up to three axes, with a wait."""
     from rtxarr.kernels import _points_grid_cuda as gpu
@@ -73,12 +99,12 @@ def prepare(
     y_batches: Any,
     k: int | None,
     r: float | None,
-) -> tuple[Grid, Any]:
+) -> tuple[Grid | Tree, Any]:
     """Sort points, and queries, by cells that suit a search; see ``points.prepare``.
 
     Returns
     -------
-    grid : Grid
+    where : Grid or Tree
     visit : array
         The queries as they are looked from: packed, or with more than three axes anything.
     """
@@ -87,6 +113,8 @@ def prepare(
         xt = namespace(x).ascontiguousarray(x.T)
         return _grid(x.dtype)._replace(xt=xt, cells=ptr), y_batches
     grid = build_grid(x, batches, n_batches, found, *_cells_for(x.shape, n_batches, found, k, r))
+    if grid is None:
+        return build_tree(x, batches, ptr, found, y, y_batches)
     if y is x:
         return grid, grid.xt
     xt, _ = _sorting(y, y_batches, n_batches, grid)[0]()
@@ -130,7 +158,7 @@ def build_grid(
     found: tuple[np.ndarray, np.ndarray],
     width: float | None,
     crowd: float | None,
-) -> Grid:
+) -> Grid | None:
     """Sort points by cells.
 
     Parameters
@@ -146,30 +174,33 @@ def build_grid(
         too many.
     crowd : float or None
         Points that a cell should have, of those that have any. If they have many more, cells
-        become narrower; that takes a wait.
+        become narrower; that takes a wait or two.
 
     Returns
     -------
-    Grid
+    Grid, or None if some cells have many more than others whatever their width
     """
     scalar, n, grid = x.dtype.type, x.shape[0], _grid(x.dtype)
     width = None if n == 0 else width
     if width is not None:
         low, high = (end.astype(np.float64) for end in found)
         grid.lo[: low.size] = low
-    while True:
+    for is_first in (True, False):
         if width is not None:
             width, dims = _cut(high - low, width, n, n_batches)
             size = scalar(width)
             grid = grid._replace(inverse=scalar(1) / size, width=size, dims=dims)
-        sort, n_occupied = _sorting(x, batches, n_batches, grid)
+        sort, crowds = _sorting(x, batches, n_batches, grid)
         if width is None or crowd is None:
             break
-        # On a surface few cells have points, and those many: make the cells narrower, once.
-        mean = n / n_occupied()
+        mean, around = crowds()
+        if around > _UNEVEN * (mean + 1) or (mean > 4 * crowd and not is_first):
+            return None
         if mean <= 2 * crowd:
             break
-        width, crowd = float(grid.width) * (crowd / mean) ** 0.5, None
+        # On a surface few cells have points, and those many: make the cells narrower, once.
+        if is_first:
+            width = float(grid.width) * (crowd / mean) ** 0.5
     xt, cells = sort()
     return grid._replace(xt=xt, cells=cells)
 
@@ -187,8 +218,8 @@ def _sorting(x, batches, n_batches, grid):
     -------
     sort : function
         Gives the points in their order, packed, and where each cell begins.
-    n_occupied : function
-        Tells how many cells have points.
+    crowds : function
+        Tells how many points a cell has that has any, and how many that of a point has, on average.
     """
     from rtxarr.kernels import _points_grid_cuda as gpu
 
@@ -209,7 +240,66 @@ def _sorting(x, batches, n_batches, grid):
         launch(kernels.move, n, (x, cell, place, begins, packed, order))
         return packed, begins
 
-    return sort, lambda: int(xp.count_nonzero(counts))
+    def crowds():
+        squares = xp.sum(xp.square(xp.astype(counts, xp.float64)))
+        occupied = xp.astype(xp.count_nonzero(counts), xp.float64)
+        n_occupied, squares = to_device(xp.stack([occupied, squares]), "cpu").tolist()
+        return n / n_occupied, squares / n
+
+    return sort, crowds
+
+
+def build_tree(
+    x: Any, batches: Any, ptr: Any, found: tuple[np.ndarray, np.ndarray], y: Any, y_batches: Any
+) -> tuple[Tree, Any]:
+    """Build a tree of points; see :func:`prepare`."""
+    from rtxarr.kernels import _points_tree_cuda as gpu
+
+    xp, n, kernels = namespace(x), x.shape[0], gpu.making(x.dtype)
+    for curve in curves(x.dtype, ptr.shape[0] - 1, found):
+        order, keys = _along(x, batches, curve)
+        # If many are in one place, as where some are far away: look at them more closely.
+        if 4 * int(xp.count_nonzero(keys[1:] == keys[:-1])) <= n:
+            break
+    packed = _packed(x, order)
+    count, n_leaves, highest, n_boxes = sizes_of(n)
+    boxes, base = xp.empty(8 * n_boxes, dtype=x.dtype), 0
+    launch(kernels.leaves, count, (packed, boxes, count))
+    for level in range(highest):
+        above = base + (n_leaves >> NODE_BITS * level)
+        n_below, count = count, -(-count // (1 << NODE_BITS))
+        launch(kernels.level, count, (boxes, base, n_below, above, count))
+        base = above
+    if y is x:
+        return Tree(packed, boxes, ptr, n_leaves, highest, xp.arange(n)), packed
+    order, y_keys = _along(y, y_batches, curve)
+    near = xp.clip(xp.searchsorted(keys, y_keys), 0, n - 1)
+    return Tree(packed, boxes, ptr, n_leaves, highest, near), _packed(y, order)
+
+
+def _along(x, batches, curve):
+    """Return the order of points along a curve, and their keys in that order."""
+    from rtxarr.kernels import _points_tree_cuda as gpu
+
+    xp, n, order = namespace(x), x.shape[0], None
+    side = x.dtype.type(2.0**curve.bits)
+    for drop in range(0, curve.bits, curve.room):  # the lower bits of coordinates first
+        keys = xp.empty(n, dtype=np.int64)
+        where = (*curve.lo, curve.scale, side, curve.bits, drop, curve.room)
+        launch(gpu.making(x.dtype).keys, n, (x, batches, *where, keys))
+        keys = keys if order is None else xp.take(keys, order)
+        step = xp.argsort(keys, stable=True)
+        order = step if order is None else xp.take(order, step)
+        keys = xp.take(keys, step)
+    return order, keys
+
+
+def _packed(x, order):
+    from rtxarr.kernels import _points_tree_cuda as gpu
+
+    packed = namespace(x).empty(4 * x.shape[0], dtype=x.dtype)
+    launch(gpu.making(x.dtype).pack, x.shape[0], (x, order, packed))
+    return packed
 
 
 def _cut(extents, width, n, n_batches):
@@ -247,7 +337,10 @@ def nearest(search: Any, others: bool, limit: Any, k: int, starts: Any, found: t
         part = min(k - first, longest)
         n = next(length for length in _LENGTHS if length >= part)
         options = int(others), limit, part, first, starts
-        _launch_search(gpu.search(y.dtype, n, y.shape[1] <= 3), search, options, found)
+        if isinstance(search.where[0], Tree):
+            _launch_climb(n, search, options, found)
+        else:
+            _launch_search(gpu.search(y.dtype, n, y.shape[1] <= 3), search, options, found)
 
 
 def tally(search: Any, others: bool, limit: Any, starts: Any, found: tuple) -> None:
@@ -284,6 +377,17 @@ def _launch_search(kernel, search, options, found):
         arguments = y, batches, grid.xt, grid.cells
     n_blocks = -(-y.shape[0] // gpu.THREADS)
     launch(kernel, n_blocks, (*arguments, *options, *found), block=gpu.THREADS)
+
+
+def _launch_climb(n, search, options, found):
+    from rtxarr.kernels._points_cuda import THREADS
+    from rtxarr.kernels._points_tree_cuda import search as climbing
+
+    y, batches, (tree, visit) = search
+    arguments = visit, batches, tree.near, tree.ptr, tree.points, tree.boxes
+    arguments += tree.n_leaves, tree.highest
+    n_blocks = -(-y.shape[0] // THREADS)
+    launch(climbing(y.dtype, n), n_blocks, (*arguments, *options, *found), block=THREADS)
 
 
 def farthest(x: Any, ptr: Any, starts: Any, out: Any) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from rtxarr._device import njit
-from rtxarr.kernels._points_core import sorting
+from rtxarr.kernels._points_core import LEAF_BITS, NODE_BITS, TOP_BITS, along, sorting
 
 _compiled = njit(cache=True, error_model="numpy", nogil=True)
-# Powers of two: points of a leaf, nodes below a node, nodes of the top level at most.
-LEAF_BITS, NODE_BITS, TOP_BITS = 3, 2, 4
 # Distances that are worked out together, several at a time in vector registers.
 _TILE = 64
 
@@ -30,6 +28,7 @@ def _named(name):
 
 
 _named_here = _named("points")
+_key = along(_named_here)
 
 
 @_named_here
@@ -43,61 +42,6 @@ def _store(array, at, words):
 
 
 # ------------------------------------------------------------------------------ a tree is made
-
-
-@_named_here
-def _coordinate(value, low, scale, side, bits, zero):
-    t = (value - low) * scale
-    if not t > zero:
-        return np.int64(0)
-    last = (np.int64(1) << bits) - 1
-    return min(np.int64(t), last) if t < side else last
-
-
-@_named_here
-def _key(x, i, batch, l0, l1, l2, scale, side, bits, drop, room):
-    """Return a word of the place of point ``i`` on a Hilbert curve, and its batch above that.
-
-    The curve is in a cube of ``side = 2**bits`` an axis; the word has ``room`` bits of each
-    coordinate, those above the lowest ``drop``. See Skilling, "Programming the Hilbert curve",
-    2004, doi:10.1063/1.1751381.
-    """
-    zero, b, c = x.dtype.type(0), np.int64(0), np.int64(0)
-    a = _coordinate(x[i, 0], l0, scale, side, bits, zero)
-    if x.shape[1] > 1:
-        b = _coordinate(x[i, 1], l1, scale, side, bits, zero)
-    if x.shape[1] > 2:
-        c = _coordinate(x[i, 2], l2, scale, side, bits, zero)
-    bit = np.int64(1) << (bits - 1)
-    while bit > 1:
-        below = bit - 1
-        if a & bit:
-            a ^= below
-        if b & bit:
-            a ^= below
-        else:
-            swap = (a ^ b) & below
-            a ^= swap
-            b ^= swap
-        if c & bit:
-            a ^= below
-        else:
-            swap = (a ^ c) & below
-            a ^= swap
-            c ^= swap
-        bit >>= 1
-    b ^= a
-    c ^= b
-    bit, turn = np.int64(1) << (bits - 1), np.int64(0)
-    while bit > 1:
-        if c & bit:
-            turn ^= bit - 1
-        bit >>= 1
-    a, b, c = (a ^ turn) >> drop, (b ^ turn) >> drop, (c ^ turn) >> drop
-    found = batch << 3 * room
-    for j in range(room):
-        found |= (a >> j & 1) << 3 * j + 2 | (b >> j & 1) << 3 * j + 1 | (c >> j & 1) << 3 * j
-    return found
 
 
 @_named_here

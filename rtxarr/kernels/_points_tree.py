@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Tree", "build_tree", "follow", "in_threads"]
+from rtxarr.kernels._points_core import LEAF_BITS, NODE_BITS, TOP_BITS
+
+__all__ = ["Tree", "build_tree", "curves", "follow", "in_threads", "sizes_of"]
 
 # Work of a thread on the CPU, at least: queries, or rows to sort.
 _SHARE = 2048
@@ -84,31 +86,40 @@ def build_tree(x: np.ndarray, batches: np.ndarray, n_batches: int, found: tuple)
     from rtxarr.kernels import _points_njit as host
 
     n = x.shape[0]
-    low, high = (end.astype(np.float64) for end in found)
-    lo = np.zeros(3, x.dtype)
-    lo[: low.size] = low
-    room = (63 - max(n_batches - 1, 0).bit_length()) // 3
-    for bits in (room, 2 * room):
-        curve = Curve(lo, _scale(x.dtype, bits, float(np.max(high - low))), bits, room)
+    for curve in curves(x.dtype, n_batches, found):
         order, keys = _along(x, batches, curve)
         # If many are in one place, as where some are far away: look at them more closely.
         if 4 * np.count_nonzero(keys[1:] == keys[:-1]) <= n:
             break
     packed = _pack(x, order)
-    count, highest = -(-n // (1 << host.LEAF_BITS)), 0
-    while count > 1 << host.TOP_BITS + host.NODE_BITS * highest:
-        highest += 1
-    unit = 1 << host.NODE_BITS * highest
-    n_leaves = -(-count // unit) * unit
-    n_boxes = sum(n_leaves >> host.NODE_BITS * level for level in range(highest + 1))
+    count, n_leaves, highest, n_boxes = sizes_of(n)
     boxes, base = np.empty(8 * n_boxes, dtype=x.dtype), 0
     in_threads(host.leaves, count, (packed, boxes))
     for level in range(highest):
-        above = base + (n_leaves >> host.NODE_BITS * level)
-        n_below, count = count, -(-count // (1 << host.NODE_BITS))
+        above = base + (n_leaves >> NODE_BITS * level)
+        n_below, count = count, -(-count // (1 << NODE_BITS))
         in_threads(host.level, count, (boxes, base, n_below, above))
         base = above
     return Tree(packed, boxes, order, n_leaves, highest, curve, keys)
+
+
+def curves(dtype: Any, n_batches: int, found: tuple) -> list[Curve]:
+    """Return curves through points whose ends were found, a coarse one and a fine one."""
+    low, high = (end.astype(np.float64) for end in found)
+    lo = np.zeros(3, dtype)
+    lo[: low.size] = low
+    side, room = float(np.max(high - low)), (63 - max(n_batches - 1, 0).bit_length()) // 3
+    return [Curve(lo, _scale(dtype, bits, side), bits, room) for bits in (room, 2 * room)]
+
+
+def sizes_of(n: int) -> tuple[int, int, int, int]:
+    """Return how many leaves ``n`` points have and places there are for them, levels, and boxes."""
+    count, highest = -(-n // (1 << LEAF_BITS)), 0
+    while count > 1 << TOP_BITS + NODE_BITS * highest:
+        highest += 1
+    unit = 1 << NODE_BITS * highest
+    n_leaves = -(-count // unit) * unit
+    return count, n_leaves, highest, sum(n_leaves >> NODE_BITS * i for i in range(highest + 1))
 
 
 def follow(y: np.ndarray, batches: np.ndarray, tree: Tree) -> tuple:

@@ -133,6 +133,49 @@ def test_lists_of_any_length(place, both, monkeypatch, dtype, n_axes, k):
     same(both(all_within, *own, 0.3, others=True))  # some have more than a list
 
 
+CLUSTERS = {  # of different density: cells have from none to nearly all of the points
+    "clusters": lambda rng, n: rng.normal(size=(n, 3)) * 10.0 ** -rng.integers(0, 4, (n, 1)),
+    "one dense": lambda rng, n: rng.random((n, 3)) * np.where(np.arange(n) % 8, 1e-3, 1)[:, None],
+    "two far": lambda rng, n: rng.random((n, 3)) + 1e6 * (np.arange(n)[:, None] % 2),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *CLUSTERS])
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_a_tree_finds_the_same(place, both, monkeypatch, dtype, shape):
+    monkeypatch.setattr(_points_gpu, "_UNEVEN", -1.0)
+    monkeypatch.setattr(_points_gpu, "_LENGTHS", (1, 4, 8))
+    n = 70 if place == "cpu" else 20_000
+    x = (SHAPES | CLUSTERS)[shape](np.random.default_rng(1), n).astype(dtype)
+    batches = np.repeat([0, 2, 3], [n // 3, n // 3, n - 2 * (n // 3)])
+    y = (x + (x - x[:1]) / 3)[::7].astype(dtype)
+    given = x, batches, y, batches[::7].copy(), 4
+    for k in (1, 5) if place == "cpu" else (1, 7, 30):
+        same(both(nearest, x, batches, x, batches, 4, k, others=True))
+        same(both(nearest, *given, k, others=False))
+    r = min(float(np.ptp(x, axis=0).max()) / 8, 1e19)
+    same(both(nearest, *given, 3, r, others=False))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ["cube", "sphere", "flat", "far", "small", "outlier", *CLUSTERS])
+def test_what_is_searched(place, monkeypatch, dtype, shape):
+    """A tree where the points are much denser in some places than in others, else a grid."""
+    monkeypatch.setattr(_points_gpu, "_FEW", 2)
+    rng, n = np.random.default_rng(2), 600 if place == "cpu" else 100_000
+    even = {"cube": lambda rng, n: rng.random((n, 3)), "sphere": lambda rng, n: on_sphere(rng, n)}
+    x = (SHAPES | CLUSTERS | even)[shape](rng, n).astype(dtype)
+    x, batches = (_device.to_device(a, place) for a in (x, np.zeros(n, np.int64)))
+    found = prepare(x, batches, x, batches, 1, 16, None).where[0]
+    assert isinstance(found, _points_gpu.Tree) == (shape in {*CLUSTERS, "outlier"})
+
+
+def on_sphere(rng, n):
+    x = rng.normal(size=(n, 3))
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n_axes", [1, 2, 3, 4])
 def test_ends_of_points(place, dtype, n_axes):

@@ -531,6 +531,24 @@ def points_grid_cases():
         yield f"move-{name}", sort(dtype).move, (rows, half, half, half, flat, whole)
 
 
+def points_tree_cases():
+    from rtxarr.kernels._points_tree_cuda import making, search
+
+    whole, numbers = INTEGER_POINTERS, ("int64",) * 4
+    for name in ("float32", "float64"):
+        flat, rows, dtype = (name, 1, "C"), (name, 2, "C"), dtype_of(name)
+        found = (whole, whole, flat, whole)
+        first = (flat, whole, whole, whole, flat, flat, "int64", "int64")
+        for n in (1, 16, 64 if name == "float32" else 32):
+            signature = (*first, "int64", name, "int64", "int64", *found)
+            yield f"nearest-{n}-{name}", search(dtype, n), signature
+        made = making(dtype)
+        yield f"keys-{name}", made.keys, (rows, whole, *(name,) * 5, *numbers[:3], whole)
+        yield f"pack-{name}", made.pack, (rows, whole, flat)
+        yield f"leaves-{name}", made.leaves, (flat, flat, "int64")
+        yield f"level-{name}", made.level, (flat, *numbers)
+
+
 def farthest_cases():
     from rtxarr.kernels._farthest_cuda import pack, rounds
 
@@ -722,6 +740,7 @@ CASES = {
     "_farthest_cuda": farthest_cases,
     "_points_cuda": points_cases,
     "_points_grid_cuda": points_grid_cases,
+    "_points_tree_cuda": points_tree_cases,
     "_product_cuda": product_cases,
     "_rank_cuda": rank_cases,
     "_rotary_cuda": rotary_cases,
