@@ -188,6 +188,86 @@ def test_products_with_zeros_have_gradients():
     assert_close(x.grad, np.array([0.0, 10.0, 0.0]))
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_of_products_with_zeros_are_right_to_second_order(weighted):
+    """Destinations with one zero, with two, and with one that counts twice."""
+    src, dst = np.array([0, 1, 2, 0, 1, 3, 3, 0, 2, 3]), np.array([0, 0, 0, 1, 1, 1, 2, 3, 3, 3])
+    graph = geom.Graph.from_edges(np.append(src, 3), np.append(dst, 3), n_nodes=5)
+    x = np.array([[2.0, 0], [0.0, 0], [3.0, -2], [0.0, 5], [1.0, 1]])
+    weight = np.random.default_rng(0).uniform(1, 2, 11) if weighted else None
+
+    def function(x):
+        return geom.aggregate(graph, x, "mul", weight=weight)
+
+    gradcheck(function, (x,))
+    gradgradcheck(function, (x,))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_products_do_not_leave_the_range_on_the_way(dtype):
+    big, small = np.finfo(dtype).max / 4, np.finfo(dtype).tiny * 4
+    x = np.array([big, big, small, small, 3, np.inf, 0.0], dtype)
+    src, dst = (
+        np.array([0, 1, 2, 3, 4, 2, 2, 4, 5, 4, 6, 5, 6]),
+        np.repeat([0, 1, 2, 3], [5, 3, 2, 3]),
+    )
+    graph = geom.Graph.from_edges(src, dst, n_nodes=7)
+    tensor = rx.Tensor(x, requires_grad=True)
+    out = geom.aggregate(graph, tensor, "mul")
+    wide = x.astype(np.longdouble)
+    assert_close(out.data[0], wide[:5].prod().astype(dtype))
+    assert_close(out.data[1:3], np.array([0, np.inf], dtype))
+    assert np.isnan(out.data[3])
+    rx.sum(out[:3]).backward()  # of the first three, where no infinity meets a zero
+    assert_close(tensor.grad[0], (wide[1:5].prod()).astype(dtype))
+    assert_close(tensor.grad[5], np.array(3, dtype))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.filterwarnings("ignore:invalid value")  # of comparisons of bfloat16
+def test_nan_wins(op):
+    graph = geom.Graph.from_edges(np.array([0, 1, 2, 0, 2, 3]), np.repeat([0, 1], 3), n_nodes=4)
+    x = np.array([[1.0, 2], [np.nan, 3], [4.0, -1], [2.0, 2]])
+    for kind in (np.float64, np.float16, ml_dtypes.bfloat16):
+        got = geom.aggregate(graph, x.astype(kind), op).astype(np.float64)
+        assert (np.isnan(got) == [[True, False], [False, False], [False] * 2, [False] * 2]).all()
+
+
+def test_messages_that_a_quantile_is_share_its_gradient():
+    x = np.array([1.0, 2.0, 2.0, 3.0, 7.0])
+    graph = geom.Graph.from_edges(np.arange(5), np.zeros(5, np.int64), n_src=5, n_dst=1)
+    for weight in (None, np.ones(5)):
+        for q, want in ((0.0, [1, 0, 0, 0, 0]), (0.5, [0, 0.5, 0.5, 0, 0]), (1.0, [0, 0, 0, 0, 1])):
+            tensor = rx.Tensor(x, requires_grad=True)
+            geom.aggregate(graph, tensor, "quantile", q=q, weight=weight).backward(np.ones(1))
+            assert_close(tensor.grad, np.array(want, np.float64))
+        tensor = rx.Tensor(x, requires_grad=True)
+        geom.aggregate(graph, tensor, "quantile", q=0.6, weight=weight).backward(np.ones(1))
+        assert_close(tensor.grad, np.array([0, 0.3, 0.3, 0.4, 0]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_captured_steps_give_the_same_bits(op, dtype):
+    graph, *_ = multigraph(50, 40, 2000)
+    graph, rng = graph.to_device("cuda:0"), np.random.default_rng(5)
+    x, g = (
+        rx.asarray(rng.uniform(0.5, 1.5, (n, 8)), dtype=dtype, device="cuda:0") for n in (50, 40)
+    )
+
+    def step(x, g):
+        x = rx.Tensor(x, requires_grad=True)
+        out = geom.aggregate(graph, x, op)
+        out.backward(g)
+        return out.data, x.grad
+
+    captured, want = rx.capture(step), step(x, g)
+    for _ in range(3):
+        for a, b in zip(captured(x, g), want, strict=True):
+            assert_close(a, b, exact=True)
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_equal_inputs_give_equal_bits_and_permuted_ones_permuted_results(op):
     """PyG#446, #2788, #3175, #8866: results differ from run to run there, on GPUs."""
