@@ -16,7 +16,7 @@ from rtxarr.dtypes import is_floating
 from rtxarr.geom import _edges
 from rtxarr.geom._edges import as_rows, owners
 from rtxarr.kernels import product
-from rtxarr.ops import segment_sum, take, where
+from rtxarr.ops import astype, segment_sum, take, where
 from rtxarr.ops._half import widen
 
 
@@ -53,7 +53,7 @@ def _gather_rule(g, x, graph):
     if isinstance(g, Tensor) or isinstance(x, Tensor):
         return vjp(lambda x: _gathered_tree(x, graph=graph), x)[1](g)[0]
     number, code = _of_runs(product.factors, x, graph)
-    number = number * widen(g)
+    number *= astype(g, number.dtype, copy=False)
     if runs_kernels(x):
         options = {"own": x, "extra": code, "dtype": number.dtype}
         return _edges._gathered("others", graph.T, number, **options)
@@ -91,7 +91,7 @@ def _segment_rule(g, messages, indptr):
         return vjp(lambda x: tree(x, indptr), messages)[1](g)[0]
     xp, rows = namespace(messages), as_rows(messages)
     number, code = product.factors(rows, indptr)
-    number *= as_rows(widen(g))
+    number *= as_rows(astype(g, number.dtype, copy=False))
     at = owners(indptr, rows.shape[0])
     found = product.without(xp.take(number, at, axis=0), xp.take(code, at, axis=0), rows)
     return xp.reshape(found, messages.shape)

@@ -88,9 +88,9 @@ def _steps(scalar: Any):
     def times(m, e, counts, x):
         size = abs(x)
         if size == zero:
-            return m, e, counts + 4 if counts < 8 else counts
+            return m, e, np.int32(counts + 4 if counts < 8 else counts)
         if size == infinity:
-            return m if x > zero else -m, e, counts + 1 if counts & 3 < 2 else counts
+            return m if x > zero else -m, e, np.int32(counts + 1 if counts & 3 < 2 else counts)
         x, e = centred(x, e)
         m, e = centred(m * x, e)
         return m, e, counts
@@ -101,7 +101,7 @@ def _steps(scalar: Any):
         m, e = centred(m * other, np.int32(e + (code >> 4)))
         zeros = min(8, (counts & 12) + (int(code) & 12))
         infinities = min(2, (counts & 3) + (int(code) & 3))
-        return m, e, zeros + infinities
+        return m, e, np.int32(zeros + infinities)
 
     @cuda.jit(device=True)
     def normal(m, e, counts):
@@ -147,41 +147,48 @@ def others(scalar: Any):
 
 
 @functools.cache
-def products(dtype: np.dtype, gathered: bool, in_parts: bool):
-    """Return ``(rows, chunks, join)``.
+def products(dtype: np.dtype, width: int, gathered: bool, in_parts: bool):
+    """Return ``(rows, chunks, join)``; a thread of the first two takes ``width`` features.
 
     Arrays are flat. Segment ``s`` has the rows ``indptr[s]:indptr[s + 1]`` of ``n_features``, or
     if ``gathered`` those that ``indices`` names there. ``first`` gets the products, or if
     ``in_parts`` numbers from 1 to 2, and ``second`` the codes of the rest.
     """
     scalar: Any = np.dtype(accumulator(dtype)).type
-    load, store = by_offset(dtype, 1)
+    load, _ = by_offset(dtype, width)
+    _, store = by_offset(dtype, 1)
     times, combine, normal, value = _steps(scalar)
-    one, none, nothing = scalar(1), np.int32(0), 0
+    one, none = scalar(1), np.int32(0)
 
     @cuda.jit(device=True)
     def fetch(values, indices, j, n_features, feature):
         row = np.int64(indices[j] if gathered else j)
-        return load(values, row * n_features + feature)[0]
+        return load(values, row * n_features + feature)
 
     @cuda.jit(device=True)
-    def multiplied(values, indices, start, stop, feature, n_features):
-        m, e, counts = one, none, nothing
+    def multiply(values, indices, start, stop, feature, n_features, m, e, counts):
+        for i in range(width):
+            m[i], e[i], counts[i] = one, none, none
         j = start
-        while j + 3 < stop:  # four loads in flight
-            a = fetch(values, indices, j, n_features, feature)
-            b = fetch(values, indices, j + 1, n_features, feature)
-            c = fetch(values, indices, j + 2, n_features, feature)
-            d = fetch(values, indices, j + 3, n_features, feature)
-            m, e, counts = times(m, e, counts, a)
-            m, e, counts = times(m, e, counts, b)
-            m, e, counts = times(m, e, counts, c)
-            m, e, counts = times(m, e, counts, d)
-            j += 4
         while j < stop:
-            m, e, counts = times(m, e, counts, fetch(values, indices, j, n_features, feature))
-            j += 1
-        return m, e, counts
+            # Four loads in flight; of the last ones, some are made again and not looked at.
+            last = stop - 1
+            a = fetch(values, indices, j, n_features, feature)
+            b = fetch(values, indices, min(j + 1, last), n_features, feature)
+            c = fetch(values, indices, min(j + 2, last), n_features, feature)
+            d = fetch(values, indices, min(j + 3, last), n_features, feature)
+            for i in range(width):
+                m[i], e[i], counts[i] = times(m[i], e[i], counts[i], a[i])
+            if j + 1 < stop:
+                for i in range(width):
+                    m[i], e[i], counts[i] = times(m[i], e[i], counts[i], b[i])
+            if j + 2 < stop:
+                for i in range(width):
+                    m[i], e[i], counts[i] = times(m[i], e[i], counts[i], c[i])
+            if j + 3 < stop:
+                for i in range(width):
+                    m[i], e[i], counts[i] = times(m[i], e[i], counts[i], d[i])
+            j += 4
 
     @cuda.jit(device=True)
     def put(first, second, at, m, e, counts):
@@ -193,22 +200,27 @@ def products(dtype: np.dtype, gathered: bool, in_parts: bool):
     @cuda.jit
     def rows(values, indptr, indices, first, second, n_features, longest):
         """Multiply the segments of up to ``longest`` rows; neighbouring threads take features."""
-        at = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        at = (np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x) * width
         if at >= first.size:
             return
+        m, e = cuda.local.array(width, scalar), cuda.local.array(width, np.int32)
+        counts = cuda.local.array(width, np.int32)
         segment = at // n_features
         start, stop = indptr[segment], indptr[segment + 1]
         if stop - start <= longest:
             feature = at - segment * n_features
-            m, e, counts = multiplied(values, indices, start, stop, feature, n_features)
-            put(first, second, at, m, e, counts)
+            multiply(values, indices, start, stop, feature, n_features, m, e, counts)
+            for i in range(width):
+                put(first, second, at + i, m[i], e[i], counts[i])
 
     @cuda.jit
     def chunks(values, indptr, indices, numbers, codes, n_features, chunk_rows):
         """Multiply each chunk of ``chunk_rows`` rows of the long segments into its slot."""
-        at = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        at = (np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x) * width
         if at >= numbers.size:
             return
+        m, e = cuda.local.array(width, scalar), cuda.local.array(width, np.int32)
+        counts = cuda.local.array(width, np.int32)
         slot = at // n_features
         segment = find_segment(indptr, slot, chunk_rows)
         start, stop = indptr[segment], indptr[segment + 1]
@@ -217,8 +229,9 @@ def products(dtype: np.dtype, gathered: bool, in_parts: bool):
         start += (slot - first_slot(start, chunk_rows)) * chunk_rows
         if start < stop:
             stop, feature = min(start + chunk_rows, stop), at - slot * n_features
-            m, e, counts = multiplied(values, indices, start, stop, feature, n_features)
-            numbers[at], codes[at] = normal(m, e, counts)
+            multiply(values, indices, start, stop, feature, n_features, m, e, counts)
+            for i in range(width):
+                numbers[at + i], codes[at + i] = normal(m[i], e[i], counts[i])
 
     n_lanes, n_parts = JOIN_BLOCK
 
@@ -251,7 +264,7 @@ def products(dtype: np.dtype, gathered: bool, in_parts: bool):
                 continue  # so do all threads of the block
             n_rows = indptr[segment + 1] - indptr[segment]
             stop = base + i + (n_rows + chunk_rows - 1) // chunk_rows
-            m, e, counts = one, none, nothing
+            m, e, counts = one, none, none
             if feature < n_features:
                 for j in range(base + i + y, stop, n_parts):
                     at = j * n_features + feature

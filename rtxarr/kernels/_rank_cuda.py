@@ -1,8 +1,9 @@
 """GPU kernels that find the numbers of two ranks in each segment, feature by feature.
 
 Numbers are compared as integers in the same order, so nothing is rounded. A thread has one feature
-of a short segment, whose numbers lie in shared memory; a block has 32 features of a longer one, and
-finds the bits of the number two at a time, by counting how many numbers are below.
+of a short segment, whose numbers lie in shared memory. For a longer one the bits of the number
+are found two at a time, by counting how many numbers are below: by a warp, which has 8 features,
+and by a block, which has 32 of a segment that is longer yet.
 """
 
 from __future__ import annotations
@@ -24,26 +25,29 @@ class Sizes(NamedTuple):
     Attributes
     ----------
     short, middle : int
-        The longest segments that a thread takes, and that a block of ``parts`` parts takes.
+        The longest segments that a thread takes, and that a warp does.
     kept : int
-        Bytes of the numbers of a segment and a feature that are kept in shared memory; longer
+        Bytes of the numbers of a segment and a feature that a warp keeps in shared memory; longer
         ones are read for each two bits.
     threads : int
         Of a block for short segments.
-    lanes, parts, most_parts : int
-        Features that a block takes, and threads that share one, in middle and long segments.
+    middles, longs : tuple of 3 ints
+        Features side by side, threads that share each, and how many such groups a block has.
     """
 
     short: int
     middle: int
     kept: int
     threads: int
-    lanes: int
-    parts: int
-    most_parts: int
+    middles: tuple[int, int, int]
+    longs: tuple[int, int, int]
 
 
-SIZES = Sizes(3, 7, 20, 4, 2, 2, 4) if _SIMULATING else Sizes(32, 2048, 1024, 128, 32, 8, 16)
+SIZES = (
+    Sizes(3, 7, 20, 4, (2, 2, 1), (2, 4, 1))
+    if _SIMULATING
+    else Sizes(32, 2048, 1024, 128, (8, 4, 4), (32, 16, 1))
+)
 
 if _SIMULATING:
 
@@ -182,44 +186,46 @@ def ranked(dtype: np.dtype, gathered: bool):
             has_nan = has_nan or mine == nan
         put(low, high, at, first, second, has_nan)
 
-    def of_blocks(least, most, lanes, parts, n_kept):
+    def of_groups(least, most, shape, n_kept):
         """Give the kernel for segments of ``least`` to ``most`` rows."""
-        n_digits = keys.n_bits // 2
-        kept_shape, count_shape = (max(1, n_kept), lanes), (3, parts, lanes)
-        n_threads, top = lanes * parts, keys.n_bits - 2
+        n_features_of, parts, n_groups = shape
+        n_digits, top = keys.n_bits // 2, keys.n_bits - 2
+        kept_shape = n_groups, max(1, n_kept), n_features_of
         lowest, one = kind(-(1 << (keys.n_bits - 1))), kind(1)
+        add_up, smallest = _together(kind, shape)
 
-        @bounded(n_threads)
+        @bounded(n_features_of * parts * n_groups)
         def kernel(values, indptr, indices, ranks, low, high, n_features):
+            # Neighbouring threads (x) take neighbouring features, y parts of a segment and z
+            # segments; so does x of the grid, and y of it blocks of features.
             held = cuda.shared.array(kept_shape, kind)
-            counts = cuda.shared.array(count_shape, np.int32)
-            after = cuda.shared.array((parts, lanes), kind)
-            x, y = cuda.threadIdx.x, cuda.threadIdx.y
-            feature = np.int64(cuda.blockIdx.y) * lanes + x
-            is_mine = feature < n_features
-            feature = min(feature, np.int64(n_features) - 1)  # all threads stay for the barriers
-            for segment in range(cuda.blockIdx.x, indptr.size - 1, cuda.gridDim.x):
-                start, stop = indptr[segment], indptr[segment + 1]
+            x, y, z = cuda.threadIdx.x, cuda.threadIdx.y, cuda.threadIdx.z
+            feature = np.int64(cuda.blockIdx.y) * n_features_of + x
+            is_mine = y == 0 and feature < n_features
+            feature = min(feature, np.int64(n_features) - 1)  # all threads of a group stay
+            segment = np.int64(cuda.blockIdx.x) * n_groups + z
+            while segment < indptr.size - 1:
+                this, start, stop = segment, indptr[segment], indptr[segment + 1]
+                segment += np.int64(cuda.gridDim.x) * n_groups
                 n = stop - start
                 if n < least or n > most:
-                    continue  # so do all threads of the block
+                    continue  # so do all threads of the group
                 is_kept = n <= n_kept
-                if is_kept:
+                if is_kept:  # a thread reads what it wrote itself
                     for j in range(y, n, parts):
-                        held[j, x] = key_at(values, indices, start + j, n_features, feature)
-                # A thread reads what it wrote itself.
-                first_rank, second_rank = ranks[2 * segment], ranks[2 * segment + 1]
+                        held[z, j, x] = key_at(values, indices, start + j, n_features, feature)
+                first_rank, second_rank = ranks[2 * this], ranks[2 * this + 1]
                 found = lowest
                 for digit in range(n_digits):
                     step = one << kind(top - 2 * digit)
-                    # In two steps: the sum of all three is no number of this type at first.
+                    # In three steps: a multiple of it may be no number of this type.
                     a = kind(found + step)
                     b = kind(a + step)
                     c = kind(b + step)
                     n_a, n_b, n_c = none, none, none
                     if is_kept:
                         for j in range(y, n, parts):
-                            k = held[j, x]
+                            k = held[z, j, x]
                             n_a += np.int32(k < a)
                             n_b += np.int32(k < b)
                             n_c += np.int32(k < c)
@@ -240,48 +246,93 @@ def ranked(dtype: np.dtype, gathered: bool):
                             n_b += np.int32(k < b)
                             n_c += np.int32(k < c)
                             j += parts
-                    counts[0, y, x], counts[1, y, x], counts[2, y, x] = n_a, n_b, n_c
-                    cuda.syncthreads()  # the counts of all parts are in place
-                    below_a, below_b, below_c = np.int64(0), np.int64(0), np.int64(0)
-                    for part in range(parts):
-                        below_a += counts[0, part, x]
-                        below_b += counts[1, part, x]
-                        below_c += counts[2, part, x]
+                    below_a, below_b, below_c = add_up(n_a, n_b, n_c)
                     if below_c <= first_rank:
                         found = c
                     elif below_b <= first_rank:
                         found = b
                     elif below_a <= first_rank:
                         found = a
-                    cuda.syncthreads()  # all have read them
                 # What comes after it, how many come up to it, and how many NaN there are.
                 n_a, n_b, next_key = none, none, nan
                 for j in range(y, n, parts):
                     if is_kept:
-                        k = held[j, x]
+                        k = held[z, j, x]
                     else:
                         k = key_at(values, indices, start + j, n_features, feature)
                     n_a += np.int32(k <= found)
                     n_b += np.int32(k == nan)
                     if k > found:
                         next_key = min(next_key, k)
-                counts[0, y, x], counts[1, y, x], after[y, x] = n_a, n_b, next_key
-                cuda.syncthreads()  # those of all parts are in place
-                if y == 0 and is_mine:
-                    upto = np.int64(n_a)
-                    for part in range(1, parts):
-                        upto += counts[0, part, x]
-                        n_b += counts[1, part, x]
-                        next_key = min(next_key, after[part, x])
+                upto, n_nan, _ = add_up(n_a, n_b, none)
+                next_key = smallest(next_key)
+                if is_mine:
                     second = found if second_rank < upto else next_key
-                    put(low, high, segment * n_features + feature, found, second, n_b > 0)
-                cuda.syncthreads()  # they have been read before the next segment
+                    put(low, high, this * n_features + feature, found, second, n_nan > 0)
 
         return kernel
 
-    lanes, n_kept, most = SIZES.lanes, SIZES.kept // size, np.iinfo(np.int64).max
+    n_kept, most = SIZES.kept // size, np.iinfo(np.int64).max
     return (
         short,
-        of_blocks(n_short + 1, SIZES.middle, lanes, SIZES.parts, n_kept),
-        of_blocks(SIZES.middle + 1, most, lanes, SIZES.most_parts, 0),
+        of_groups(n_short + 1, SIZES.middle, SIZES.middles, n_kept),
+        of_groups(SIZES.middle + 1, most, SIZES.longs, 0),
     )
+
+
+@functools.cache
+def _together(kind: type, shape: tuple[int, int, int]):
+    """Return what the threads of a feature do together: all of a group call it.
+
+    ``add_up(a, b, c)`` gives three sums, as int64, and ``smallest(key)`` the least key.
+    """
+    n_features_of, parts, _ = shape
+    counts_shape, keys_shape = (3, parts, n_features_of), (parts, n_features_of)
+    if n_features_of * parts == 32 and not _SIMULATING:  # a warp
+
+        @cuda.jit(device=True)
+        def add_up(a, b, c):
+            mask = n_features_of
+            while mask < 32:
+                a += cuda.shfl_xor_sync(0xFFFFFFFF, a, mask)
+                b += cuda.shfl_xor_sync(0xFFFFFFFF, b, mask)
+                c += cuda.shfl_xor_sync(0xFFFFFFFF, c, mask)
+                mask <<= 1
+            return np.int64(a), np.int64(b), np.int64(c)
+
+        @cuda.jit(device=True)
+        def smallest(key):
+            mask = n_features_of
+            while mask < 32:
+                key = min(key, cuda.shfl_xor_sync(0xFFFFFFFF, key, mask))
+                mask <<= 1
+            return key
+
+        return add_up, smallest
+
+    @cuda.jit(device=True)
+    def add_up_all(a, b, c):
+        counts = cuda.shared.array(counts_shape, np.int32)
+        x, y = cuda.threadIdx.x, cuda.threadIdx.y
+        counts[0, y, x], counts[1, y, x], counts[2, y, x] = a, b, c
+        cuda.syncthreads()  # the counts of all parts are in place
+        total_a, total_b, total_c = np.int64(0), np.int64(0), np.int64(0)
+        for part in range(parts):
+            total_a += counts[0, part, x]
+            total_b += counts[1, part, x]
+            total_c += counts[2, part, x]
+        cuda.syncthreads()  # all have read them
+        return total_a, total_b, total_c
+
+    @cuda.jit(device=True)
+    def smallest_of_all(key):
+        found = cuda.shared.array(keys_shape, kind)
+        x, y = cuda.threadIdx.x, cuda.threadIdx.y
+        found[y, x] = key
+        cuda.syncthreads()  # the keys of all parts are in place
+        for part in range(parts):
+            key = min(key, found[part, x])
+        cuda.syncthreads()  # all have read them
+        return key
+
+    return add_up_all, smallest_of_all

@@ -14,7 +14,7 @@ import numpy as np
 from rtxarr import _device
 from rtxarr._device import launch_planned, namespace, runs_kernels
 from rtxarr.dtypes import accumulator
-from rtxarr.kernels._dense import packed
+from rtxarr.kernels._dense import _address, packed
 
 __all__ = ["factors", "fits", "segment_product", "without"]
 
@@ -112,7 +112,7 @@ def _on_gpu(values, indptr, indices, in_parts):
     second = _device.empty(values, shape if in_parts else (0,), scalar)
     if not first.size:
         return first, second
-    options = indices is not None, in_parts
+    options = indices is not None, in_parts, n_features
     n_rows = values.shape[0] if indices is None else indices.shape[0]
     given = packed(values), indptr, indptr if indices is None else indices
     launch_planned(_plan, (*options, "rows"), (*given, first, second, n_features, _CHUNK))
@@ -120,30 +120,30 @@ def _on_gpu(values, indptr, indices, in_parts):
         n_slots = 2 * (n_rows // _CHUNK)
         parts = [_device.empty(values, (n_slots, n_features), scalar) for _ in range(2)]
         launch_planned(_plan, (*options, "chunks"), (*given, *parts, n_features, _CHUNK))
-        launch_planned(
-            _join_plan,
-            (*options, values.dtype, n_slots),
-            (indptr, *parts, first, second, n_features, _CHUNK),
-        )
+        arguments = indptr, *parts, first, second, n_features, _CHUNK
+        launch_planned(_join_plan, (*options, values.dtype), arguments)
     return first, second
 
 
 def _plan(options, args):
     from rtxarr.kernels._product_cuda import products
 
-    *options, part = options
+    *options, n_features, part = options
     values, *_, first = args[:4]
-    rows, chunks, _ = products(values.dtype, *options)
-    return rows if part == "rows" else chunks, first.size, None
+    width = 16 // max(4, values.itemsize)
+    while n_features % width or _address(values) % (width * values.itemsize):
+        width //= 2
+    rows, chunks, _ = products(values.dtype, width, *options)
+    return rows if part == "rows" else chunks, first.size // width, None
 
 
 def _join_plan(options, args):
     from rtxarr.kernels._product_cuda import JOIN_BLOCK, products
 
-    *options, dtype, n_slots = options
-    n_features = args[1].size // n_slots
+    *options, n_features, dtype = options
+    n_slots = args[1].size // n_features
     grid = -(-n_slots // JOIN_BLOCK[0]), -(-n_features // JOIN_BLOCK[0])
-    return products(dtype, *options)[2], grid, JOIN_BLOCK
+    return products(dtype, 1, *options)[2], grid, JOIN_BLOCK
 
 
 # ---------------------------------------------------------------------------------- on the CPU

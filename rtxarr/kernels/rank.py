@@ -11,7 +11,7 @@ from rtxarr.kernels._dense import packed
 __all__ = ["segment_ranked"]
 
 # Blocks that take the longer segments in turn.
-_BLOCKS = 2 if _SIMULATING else 4096
+_BLOCKS = 2 if _SIMULATING else 2048
 
 
 def segment_ranked(values: Any, indptr: Any, ranks: Any, *, indices: Any = None) -> tuple[Any, Any]:
@@ -57,6 +57,7 @@ def _plan(options, args):
     kernel, n_segments = ranked(values.dtype, gathered)[part], indptr.shape[0] - 1
     if part == 0:
         return kernel, -(-low.size // SIZES.threads), SIZES.threads
-    n_features = low.size // n_segments
-    grid = min(n_segments, _BLOCKS), -(-n_features // SIZES.lanes)
-    return kernel, grid, (SIZES.lanes, SIZES.parts if part == 1 else SIZES.most_parts)
+    shape = SIZES.middles if part == 1 else SIZES.longs
+    width, _, n_groups = shape
+    blocks = min(-(-n_segments // n_groups), _BLOCKS), -(-low.size // n_segments // width)
+    return kernel, blocks, shape

@@ -19,7 +19,7 @@ def back(x):
     return _device.to_device(x, "cpu")
 
 
-def checked(place, dtype, gathered, monkeypatch):
+def checked(place, dtype, gathered, monkeypatch, n=3):
     """Compare products, and those without each factor, with those of wider numbers."""
     rng, name = np.random.default_rng(0), np.dtype(dtype).name
     small = place is None or place.kind == "cpu"
@@ -28,7 +28,7 @@ def checked(place, dtype, gathered, monkeypatch):
         monkeypatch.setattr(product, "_HOST", 3)
     lengths = np.array([0, 1, 2, 3, 4, 5, 7, 8, 30, 0, 45] + [1024, 1025, 0, 5000] * (not small))
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    x = rng.uniform(0.5, 1.9, (40, 3)) * rng.choice([-1, 1], (40, 3))
+    x = rng.uniform(0.5, 1.9, (40, n)) * rng.choice([-1, 1], (40, n))
     x = x.astype(dtype)
     x[3, 0], x[4, 1], x[5, 2], x[6, 1] = np.nan, -np.inf, 0, 0
     if name in ("float32", "float64"):  # which leave the range on the way
@@ -60,8 +60,9 @@ def checked(place, dtype, gathered, monkeypatch):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("gathered", [False, True])
-def test_products(place, dtype, gathered, monkeypatch):
-    checked(place, dtype, gathered, monkeypatch)
+@pytest.mark.parametrize("n_features", [3, 4])
+def test_products(place, dtype, gathered, n_features, monkeypatch):
+    checked(place, dtype, gathered, monkeypatch, n_features)
 
 
 @pytest.mark.skipif(_device._SIMULATING, reason="the simulator takes all arrays")

@@ -306,10 +306,11 @@ def product_cases():
         for gathered, in_parts in ((True, False), (False, True)):
             index = ("int32", 1, "C") if gathered else pointers
             found = [numbers if in_parts else values, numbers, "int64", "int64"]
-            rows, chunks, join = products(dtype_of(name), gathered, in_parts)
-            title, given = f"-{name}-{in_parts}", (values, pointers, index)
-            yield f"rows{title}", rows, (*given, *found)
-            yield f"chunks{title}", chunks, (*given, numbers, numbers, *found[2:])
+            for width in {"float32": (1, 4), "float64": (2,)}.get(name, (4,)):
+                rows, chunks, join = products(dtype_of(name), width, gathered, in_parts)
+                title, given = f"-{name}-{width}-{in_parts}", (values, pointers, index)
+                yield f"rows{title}", rows, (*given, *found)
+                yield f"chunks{title}", chunks, (*given, numbers, numbers, *found[2:])
             yield f"join{title}", join, (pointers, numbers, numbers, *found)
 
 
