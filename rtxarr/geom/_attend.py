@@ -179,7 +179,7 @@ def _rows(graph, values, edge, project):
     if edge is None or not edge_attention.fits(data):
         return None
     shape = (graph.n_edges, *values.shape[1:])
-    if math.prod(shape) > _edges.chunk_of(data):
+    if not _edges.has_room(data, math.prod(shape)):
         return None
     return reshape(project(edge), shape)
 

@@ -7,13 +7,21 @@ nodes are 2-D, or 3-D with heads; arrays of edges are in the order of the edges'
 Kernels that take whole passes at once belong into the functions with "one pass" in their comment.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from rtxarr._device import full_scalar, is_device_array, namespace, runs_kernels
+from rtxarr._device import (
+    device_of,
+    full_scalar,
+    is_device_array,
+    memory_stats,
+    namespace,
+    runs_kernels,
+)
 from rtxarr._override import overridable, tracing
 from rtxarr.autograd import stop_gradient
 from rtxarr.autograd._op import differentiable, nondifferentiable
@@ -33,12 +41,30 @@ _PIECE = 256
 # Elements of the messages that are in memory at a time, where there must be any.
 CHUNK = {"cpu": 2**20, "cuda": 2**26}
 
+# What part of a GPU's memory the features of edges may take that kernels of attention read.
+SHARE = 32
+
 
 def chunk_of(x: Any) -> int:
     """Give how many elements of messages may be in memory at a time."""
     if tracing() is not None:  # a fused program makes none
         return 2**62
     return CHUNK["cuda" if is_device_array(x) else "cpu"]
+
+
+def has_room(x: Any, n: int) -> bool:
+    """Tell whether ``n`` numbers like those of ``x`` may be in memory for all edges at a time.
+
+    They may where they take a small share of a GPU's memory, if there is something to gain.
+    """
+    if n <= chunk_of(x):
+        return True
+    return is_device_array(x) and n * x.dtype.itemsize <= _memory_of(str(device_of(x))) // SHARE
+
+
+@functools.cache
+def _memory_of(device):
+    return memory_stats(device)["total"]
 
 
 def row_chunks(graph: Any, n_edges: int) -> list[tuple[int, int, int, int]]:

@@ -233,7 +233,9 @@ class GATv2Conv(_Attention):
 
     Notes
     -----
-    Call it as :class:`GATConv`.
+    Call it as :class:`GATConv`. On a GPU the features of all edges are mapped at once, so that
+    attention is one pass, where they take up to a 32nd of its memory; else those of some edges at a
+    time.
 
     References
     ----------
@@ -336,7 +338,9 @@ class TransformerConv(_Attention):
 
     Notes
     -----
-    Call it as :class:`GATConv`.
+    Call it as :class:`GATConv`. On a GPU the features of all edges are mapped at once, so that
+    attention is one pass, where they take up to a 32nd of its memory; else those of some edges at a
+    time.
 
     References
     ----------

@@ -671,3 +671,23 @@ def test_a_gpu_drops_the_same_weights_of_attention(name, edge_channels):
         found.append([rx.Tensor(a).numpy() for a in (out.data, t.grad)])
     for got, want in zip(*found, strict=True):
         assert_close(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["GATv2Conv", "TransformerConv"])
+def test_features_of_edges_in_chunks_and_at_once_give_the_same(name, monkeypatch):
+    monkeypatch.setitem(_edges.CHUNK, "cuda", 8)
+    src, dst, _, attr = edges()
+    graph = geom.Graph.from_edges(src, dst, n_nodes=6).to_device("cuda:0")
+    x = rx.asarray(np.random.default_rng(16).standard_normal((6, 3)), device="cuda:0")
+    attr, found = rx.asarray(attr, device="cuda:0"), []
+    layer = getattr(geom, name)(3, 2, heads=2, edge_channels=2, **options("float64"), device="cuda")
+    for share in (1, 2**62):
+        monkeypatch.setattr(_edges, "SHARE", share)
+        t = rx.Tensor(x, requires_grad=True)
+        out = layer(graph, t, attr)
+        layer.zero_grad()
+        rx.sum(out * out).backward()
+        found.append([rx.Tensor(a).numpy() for a in (out.data, t.grad, layer.lin_edge.weight.grad)])
+    for got, want in zip(*found, strict=True):
+        assert_close(got, want)
