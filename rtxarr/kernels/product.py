@@ -91,7 +91,7 @@ def _unit(xp, x, is_zero, is_infinite):
 
 
 def _decoded(xp, code):
-    code = xp.astype(code, xp.int64)
+    code = xp.astype(code, xp.int32)
     return code >> 4, (code >> 2) & 3, code & 3
 
 
@@ -99,7 +99,7 @@ def _scaled(xp, number, exponent, zeros, infinities):
     with np.errstate(all="ignore"):
         number = xp.where(zeros > 0, 0 * number, number)
         number = xp.where(infinities > 0, number * xp.inf, number)
-        return xp.ldexp(number, xp.astype(exponent, xp.int32))
+        return xp.ldexp(number, exponent)
 
 
 # ----------------------------------------------------------------------------------- on a GPU
