@@ -36,15 +36,15 @@ def between(low: Any, high: Any, *, indptr: Any, q: float) -> Any:
     place = _places(indptr, q)
     xp = namespace(place)
     below = xp.floor(place)
-    share = xp.where(place == below, 0.5, place - below)  # of one number twice, if it is one
+    share = place - below + 0.5 * xp.astype(place == below, place.dtype)  # of one number twice
     share = astype(reshape(share, (-1,) + (1,) * (low.ndim - 1)), low.dtype)
     return (1 - share) * low + share * high
 
 
 def _places(indptr, q):
     """Give where the quantile of each segment is, counted from 0."""
-    xp = namespace(indptr)
-    return q * xp.astype(xp.clip(indptr[1:] - indptr[:-1] - 1, 0, None), xp.float64)
+    xp, lengths = namespace(indptr), indptr[1:] - indptr[:-1]
+    return q * xp.astype(lengths - xp.astype(lengths > 0, lengths.dtype), xp.float64)
 
 
 def _ranked(x, indptr, q, indices=None):
