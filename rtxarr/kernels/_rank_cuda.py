@@ -2,8 +2,8 @@
 
 Numbers are compared as integers in the same order, so nothing is rounded. A thread has one feature
 of a short segment, whose numbers lie in shared memory. For a longer one the bits of the number
-are found two at a time, by counting how many numbers are below: by a warp, which has 8 features,
-and by a block, which has 32 of a segment that is longer yet.
+are found two at a time, by counting how many numbers are below: by a warp or a block, which keep
+those of 8 features, or by a block that reads those of 32 again each time.
 """
 
 from __future__ import annotations
@@ -24,29 +24,32 @@ class Sizes(NamedTuple):
 
     Attributes
     ----------
-    short, middle : int
-        The longest segments that a thread takes, and that a warp does.
-    kept : int
-        Bytes of the numbers of a segment and a feature that a warp keeps in shared memory; longer
+    short, middle, wide : int
+        The longest segments that a thread takes, a warp, and a block that keeps the numbers.
+    middle_kept, wide_kept : int
+        Bytes of the numbers of a segment and a feature that those keep in shared memory; longer
         ones are read for each two bits.
     threads : int
         Of a block for short segments.
-    middles, longs : tuple of 3 ints
+    middles, wides, longs : tuple of 3 ints
         Features side by side, threads that share each, and how many such groups a block has.
     """
 
     short: int
     middle: int
-    kept: int
+    wide: int
+    middle_kept: int
+    wide_kept: int
     threads: int
     middles: tuple[int, int, int]
+    wides: tuple[int, int, int]
     longs: tuple[int, int, int]
 
 
 SIZES = (
-    Sizes(3, 7, 20, 4, (2, 2, 1), (2, 4, 1))
+    Sizes(3, 5, 8, 16, 28, 4, (2, 2, 1), (2, 3, 1), (2, 4, 1))
     if _SIMULATING
-    else Sizes(32, 2048, 1024, 128, (8, 4, 4), (32, 16, 1))
+    else Sizes(32, 256, 1024, 1024, 4096, 128, (8, 4, 4), (8, 16, 1), (32, 16, 1))
 )
 
 if _SIMULATING:
@@ -121,7 +124,7 @@ def keys_of(dtype: np.dtype) -> Keys:
 
 @functools.cache
 def ranked(dtype: np.dtype, gathered: bool):
-    """Return ``(short, middle, long)``, the kernels for segments of all lengths.
+    """Return ``(short, middle, wide, long)``, the kernels for segments of all lengths.
 
     Arrays are flat. Segment ``s`` has the rows ``indptr[s]:indptr[s + 1]`` of ``n_features``, or
     if ``gathered`` those that ``indices`` names there, and ``ranks[2 * s]`` and
@@ -272,11 +275,12 @@ def ranked(dtype: np.dtype, gathered: bool):
 
         return kernel
 
-    n_kept, most = SIZES.kept // size, np.iinfo(np.int64).max
+    most = np.iinfo(np.int64).max
     return (
         short,
-        of_groups(n_short + 1, SIZES.middle, SIZES.middles, n_kept),
-        of_groups(SIZES.middle + 1, most, SIZES.longs, 0),
+        of_groups(n_short + 1, SIZES.middle, SIZES.middles, SIZES.middle_kept // size),
+        of_groups(SIZES.middle + 1, SIZES.wide, SIZES.wides, SIZES.wide_kept // size),
+        of_groups(SIZES.wide + 1, most, SIZES.longs, 0),
     )
 
 

@@ -44,7 +44,7 @@ def segment_ranked(values: Any, indptr: Any, ranks: Any, *, indices: Any = None)
     if low.size:
         gathered = indices is not None
         arrays = packed(values), indptr, indices if gathered else indptr, packed(ranks)
-        for part in range(3):
+        for part in range(4):
             launch_planned(_plan, (part, gathered), (*arrays, low, high, n_features))
     return low, high
 
@@ -57,7 +57,7 @@ def _plan(options, args):
     kernel, n_segments = ranked(values.dtype, gathered)[part], indptr.shape[0] - 1
     if part == 0:
         return kernel, -(-low.size // SIZES.threads), SIZES.threads
-    shape = SIZES.middles if part == 1 else SIZES.longs
+    shape = (SIZES.middles, SIZES.wides, SIZES.longs)[part - 1]
     width, _, n_groups = shape
     blocks = min(-(-n_segments // n_groups), _BLOCKS), -(-low.size // n_segments // width)
     return kernel, blocks, shape

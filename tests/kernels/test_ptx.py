@@ -322,7 +322,7 @@ def rank_cases():
         for gathered in (True, False):
             index = ("int32", 1, "C") if gathered else pointers
             kernels = ranked(dtype_of(name), gathered)
-            for title, kernel in zip(("short", "middle", "long"), kernels, strict=True):
+            for title, kernel in zip(("short", "middle", "wide", "long"), kernels, strict=True):
                 signature = (values, pointers, index, pointers, values, values, "int64")
                 yield f"{title}-{name}-{gathered}", kernel, signature
 
