@@ -52,9 +52,9 @@ def scan(op: str, x: Any, *, axis: int) -> Any:
 
     Notes
     -----
-    The order is fixed by the shape, the type and the place in memory (multiples of 16 bytes or
-    not): equal inputs give equal bits. Memory is read once, and twice where one block a row would
-    not keep a GPU busy. Nothing waits for the GPU.
+    The order is fixed by the shape and the type: equal inputs give equal bits. Memory is read
+    once, and twice where one block a row would not keep a GPU busy; an array that begins between
+    multiples of 16 bytes is copied before. Nothing waits for the GPU.
     """
     if op not in ("sum", "prod"):
         raise ValueError(f"op must be 'sum' or 'prod', got {op!r}")
@@ -66,6 +66,8 @@ def scan(op: str, x: Any, *, axis: int) -> Any:
         return xp.empty(shape, dtype=dtype)
     reverse = x.strides[axis] < 0
     flat = row_by_row(xp.flip(x, axis=axis) if reverse else x)
+    if (is_half(dtype) or dtype == np.float32) and not can_be_wide(flat, 0):
+        flat = flat.copy()  # elsewhere in memory the order would be another
     if dtype == np.uint64:  # sums and products have the same bits
         flat = flat.view(np.int64)
     n_columns = math.prod(shape[axis + 1 :])
@@ -85,10 +87,7 @@ def _along_rows(xp: Any, op: str, flat: Any, n: int, reverse: bool) -> Any:
     wide, loose = can_be_wide(flat, n), can_be_wide(flat, 0)
     plan = row_plan(n, dtype, wide, loose)
     totals, kernel = along_rows(op, dtype, plan, reverse)
-    # A loose row may begin late in its first tile.
-    all_tiles = -(-(n + (plan.width - 1) * plan.loose) // plan.tile)
-    n_tiles = all_tiles if n_rows >= _ENOUGH else -(-all_tiles // _CHUNKS)
-    n_chunks = -(-all_tiles // n_tiles)
+    n_tiles, n_chunks = cut(n, n_rows, plan)
     blocks = plan.blocks(n_rows * n_chunks)
     ends = xp.empty(n_rows * n_chunks if n_chunks > 1 else 1, dtype=accumulator(dtype))
     if n_chunks > 1:
@@ -96,6 +95,14 @@ def _along_rows(xp: Any, op: str, flat: Any, n: int, reverse: bool) -> Any:
         ends = _along_rows(xp, op, ends, n_chunks, reverse)
     launch(kernel, blocks, (flat, ends, out, n, n_chunks, n_tiles), block=plan.block)
     return out
+
+
+def cut(n: int, n_rows: int, plan: Any) -> tuple[int, int]:
+    """Return of how many tiles a chunk of a row is, and how many chunks are in a row."""
+    # A loose row may begin late in its first tile.
+    all_tiles = -(-(n + (plan.width - 1) * plan.loose) // plan.tile)
+    n_tiles = all_tiles if n_rows >= _ENOUGH else -(-all_tiles // _CHUNKS)
+    return n_tiles, -(-all_tiles // n_tiles)
 
 
 def row_plan(n: int, dtype: Any, wide: bool, loose: bool) -> Any:

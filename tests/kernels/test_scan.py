@@ -186,6 +186,16 @@ def test_other_layouts(place, dtype):
             assert_close(got, reference("sum", host, axis).astype(dtype), exact=True)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_place_in_memory_does_not_matter(place, dtype):
+    rng = np.random.default_rng(0)
+    for shape in ((3, 64), (3, 35)):
+        x = rng.random(shape).astype(dtype)
+        apart = _device.to_device(np.concatenate([[0], x.reshape(-1)]).astype(dtype), place)
+        got = scan("sum", apart[1:].reshape(shape), axis=1)
+        assert_close(_device.to_device(got, "cpu"), run("sum", x, 1, place), exact=True)
+
+
 def test_what_fits(place):
     x = _device.to_device(np.zeros(3), place)
     for dtype in DTYPES:
