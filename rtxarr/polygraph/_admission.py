@@ -90,6 +90,7 @@ def index_buffers(loops: Loops) -> set[str]:
         statements[s.name] = s
         expressions += [a for a in s.args if isinstance(a, Expr)]
     of = {a.name: a.of for p in loops.phases for a in p.accumulators}
+    of |= {scan.name: scan.of for scan in loops.scans}
     stack = [n for e in expressions for n in ix.names_in(e)]
     found = set() if loops.indptr is None else {loops.indptr}
     seen: set[str] = set()

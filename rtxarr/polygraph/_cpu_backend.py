@@ -32,6 +32,10 @@ class CpuBackend:
         """Tell whether a map, cast or reduction of values of ``dtype`` can be in a kernel."""
         return _llvm.is_available() and _cpu.fuses(op, np.dtype(dtype))
 
+    def scan_refusal(self, scans: Any, rows: int, cols: int) -> str:
+        """Return why a kernel cannot contain scans, (operation, dtype), of such rows, or ""."""
+        return _cpu.scan_refusal(scans, rows, cols) if _llvm.is_available() else "there is no LLVM"
+
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return _cpu_memory.empty(shape, dtype)
 

@@ -29,7 +29,7 @@ from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._products import fuse_products, has_products
 from rtxarr.polygraph._schedule import is_pointwise, is_reduction
 from rtxarr.polygraph._streams import Streams
-from rtxarr.polygraph.codegen import _kernels, _maps, _nvrtc, _operations
+from rtxarr.polygraph.codegen import _kernels, _maps, _nvrtc, _operations, _scans
 from rtxarr.polygraph.codegen._dialects import CUDA
 from rtxarr.polygraph.codegen._text import Argument, Kernel, number_bytes
 
@@ -81,6 +81,10 @@ class CudaBackend:
     def fuses(self, op: str, dtype: Any) -> bool:
         """Tell whether a map, cast or reduction of values of ``dtype`` can be in a kernel."""
         return _operations.fuses(op, np.dtype(dtype))
+
+    def scan_refusal(self, scans: Any, rows: int, cols: int) -> str:
+        """Return why a kernel cannot contain scans, (operation, dtype), of such rows, or ""."""
+        return _scans.refusal(scans, rows, cols, strict=self.strict)
 
     def rewrite(self, graph: Graph, strides: Mapping[Node, tuple]) -> tuple[Graph, list[str]]:
         """Return a graph to run in a graph's place, and what is different about it.

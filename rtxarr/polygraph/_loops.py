@@ -60,6 +60,7 @@ class Statement:
     in_range   (Expr, low, high)                 ``low <= expr < high``, a bool
     divides    (Expr, n)                         whether ``n`` divides the expression
     cast       (name,)                           rounded to ``dtype``
+    scanned    ()                                what the scan of this name gives the element
     a map      names                             one of ``_ir.MAPS`` on values of one dtype
     store      (buffer name, Expr, name)         dtype is that of the buffer
     =========  ================================  ==================================================
@@ -87,17 +88,33 @@ class Accumulator:
 
 
 @dataclass(frozen=True)
+class Scan:
+    """Running sums or products (``op`` "sum", "prod") along ``c`` of the value ``of``.
+
+    Later phases have ``name`` for each element, as a statement "scanned". If ``backwards``, the
+    last element comes first. Of kernels of kind "rows" alone.
+    """
+
+    name: str
+    op: str
+    of: str
+    dtype: np.dtype
+    backwards: bool
+
+
+@dataclass(frozen=True)
 class Phase:
     """A pass over ``c``: ``body`` for each, then ``after`` once a row, when totals are known.
 
     Each body is complete by itself: what an earlier phase computed for the same ``(r, c)`` and this
-    one needs too is listed again, under the same name. A code generator may keep it on chip.
-    A phase without body is no pass.
+    one needs too is listed again, under the same name. A code generator may keep it on chip; what
+    ``scans`` give it must. A phase without body is no pass.
     """
 
     body: tuple[Statement, ...]
     accumulators: tuple[Accumulator, ...] = ()
     after: tuple[Statement, ...] = ()
+    scans: tuple[Scan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,3 +137,7 @@ class Loops:
         """All statements, in the order in which they are first run."""
         of_phases = [s for p in self.phases for s in (*p.body, *p.after)]
         return [*self.before, *of_phases]
+
+    @property
+    def scans(self) -> list[Scan]:
+        return [s for p in self.phases for s in p.scans]

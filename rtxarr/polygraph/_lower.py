@@ -11,7 +11,7 @@ from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._index import Expr
 from rtxarr.polygraph._ir import Node
-from rtxarr.polygraph._loops import Accumulator, Buffer, Loops, Phase, Statement
+from rtxarr.polygraph._loops import Accumulator, Buffer, Loops, Phase, Scan, Statement
 from rtxarr.polygraph._schedule import Group, reduced_edge, sources_at, view_place
 
 _BOOL = np.dtype(bool)
@@ -47,6 +47,7 @@ class _Lowering:
         self.depth: dict[str, int] = {}  # passes to be made before a value is known
         self.in_row: dict[str, bool] = {}  # it is the same for the whole row
         self.accumulators: dict[str, Accumulator] = {}
+        self.scans: dict[str, Scan] = {}
 
     def run(self) -> Loops:
         space = self.group.space
@@ -119,6 +120,8 @@ class _Lowering:
             return (yield from self._reduce(node, self.group.full))
         if node.op == "segment_reduce":
             return (yield from self._reduce(node, reduced_edge(node, place)))
+        if node.op in ir.SCANS:
+            return (yield from self._scan(node, place))
         if node.op == "spread":
             ((x, at),) = sources_at(node, place, None)
             return (yield x, at, mask)
@@ -165,6 +168,19 @@ class _Lowering:
         self.accumulators[name] = Accumulator(name, op, of, node.src[0].dtype, node.dtype)
         self.depth[name] = self.depth[of] + 1
         self.in_row[name] = True
+        return name
+
+    def _scan(self, node: Node, place: Expr) -> _Making:
+        key = "scan", node
+        if key in self.names:
+            return self.names[key]
+        of = yield node.src[0], place, None
+        name = self.names[key] = f"s{len(self.scans)}"
+        op = node.op.removeprefix("cumulative_")
+        self.scans[name] = Scan(name, op, of, node.dtype, place != self.group.full)
+        self.statements[name] = Statement(name, "scanned", (), node.dtype)
+        self.depth[name] = self.depth[of] + 1
+        self.in_row[name] = False
         return name
 
     # ------------------------------------------------------------------------------ joining
@@ -229,13 +245,18 @@ class _Lowering:
     # ------------------------------------------------------------------------------- passes
 
     def _phases(self, stores: list[Statement]) -> tuple[tuple[Phase, ...], tuple[Statement, ...]]:
-        n_passes = max((self.depth[a] for a in self.accumulators), default=0)
+        made = (*self.accumulators, *self.scans)
+        n_passes = max((self.depth[name] for name in made), default=0)
         ready: list[list[str]] = [[] for _ in range(n_passes + 1)]  # wanted of a row, by depth
         wanted: list[list[str]] = [[] for _ in range(n_passes + 1)]  # of each element, by pass
         by_pass: list[list[Accumulator]] = [[] for _ in range(n_passes + 1)]
         for name, accumulator in self.accumulators.items():
             by_pass[self.depth[name] - 1].append(accumulator)
             wanted[self.depth[name] - 1].append(accumulator.of)
+        scans: list[list[Scan]] = [[] for _ in range(n_passes + 1)]
+        for name, scan in self.scans.items():
+            scans[self.depth[name] - 1].append(scan)
+            wanted[self.depth[name] - 1].append(scan.of)
         row_stores: list[list[Statement]] = [[] for _ in range(n_passes + 1)]
         full_stores: list[list[Statement]] = [[] for _ in range(n_passes + 1)]
         for store in stores:
@@ -262,7 +283,7 @@ class _Lowering:
         for body, full in zip(bodies, full_stores, strict=True):
             body += full
         phases = [
-            Phase(tuple(bodies[k]), tuple(by_pass[k]), tuple(rows_at[k + 1]))
+            Phase(tuple(bodies[k]), tuple(by_pass[k]), tuple(rows_at[k + 1]), tuple(scans[k]))
             for k in range(n_passes)
         ]
         if bodies[n_passes]:

@@ -228,6 +228,12 @@ def joined_by_parts(node: Node) -> Node | None:
     return ir.concat([_settled(ir.concat(parts[k : k + each], axis)) for k in starts], axis)
 
 
+@rule(*sorted(ir.SCANS))
+def scan_of_one(node: Node) -> Node | None:
+    """Scan nothing where the axis has one element."""
+    return node.src[0] if node.shape[node.attrs[0]] == 1 else None
+
+
 @rule("sum", "prod", "max", "min", "any", "all")
 def of_one(node: Node) -> Node | None:
     """Reduce nothing where the axes have one element."""

@@ -114,7 +114,7 @@ class Program:
         elif hasattr(backend, "rewrite"):
             graph, self.notes = backend.rewrite(graph, self._strides)
         self.graph = graph
-        scheduler = Scheduler(graph, backend)
+        scheduler = Scheduler(graph, backend, self._strides)
         groups = scheduler.run()
         self.why = scheduler.why
         self.in_place = self._update_targets(groups) if disjoint else {}

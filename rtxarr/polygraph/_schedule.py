@@ -13,7 +13,7 @@ import functools
 import heapq
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._index import Expr
 from rtxarr.polygraph._ir import Graph, Node
+from rtxarr.polygraph._scans import is_backwards, why_not_scanned
 
 # Beyond these a kernel is cut: registers and parameters are finite.
 _MAX_MEMBERS = 160
@@ -34,6 +35,9 @@ _MAX_TERMS = 100
 # needed by several kernels is computed in each, if that reads hardly more than its result would be.
 _MAX_PLACES_COST, _MAX_USERS_COST = 4, 12
 
+# So many reductions of the same rows leave on-chip memory to scans.
+_MAX_REDUCTIONS = 16
+
 # Fewer rows than this, each longer, are reduced in two stages: nothing may follow in the kernel.
 FEW_ROWS, LONG_ROW = 64, 8192
 
@@ -45,6 +49,8 @@ _ARITHMETIC = """
 _CHEAP = frozenset(_ARITHMETIC.split())
 _LEAVES = ("input", "constant", "iota")
 _REDUCTIONS = frozenset((*ir.REDUCES, "segment_reduce"))
+# What makes rows of a kernel that has none.
+_OF_ROWS = frozenset((*_REDUCTIONS, *ir.SCANS, "spread"))
 _POINTWISE = frozenset((*ir.MAPS, "cast", *ir.VIEWS, "concat", "update", "gather", "take_along"))
 
 
@@ -226,6 +232,21 @@ def reduction_space(node: Node) -> Space:
     return Space(kind, rows, cols, full, r)
 
 
+def scan_space(node: Node) -> Space:
+    """Return the space of a kernel made for a scan along the last axis that is long."""
+    (axis,) = node.attrs
+    cols = node.shape[axis]
+    r, c = ix.symbol("r", node.size // cols), ix.symbol("c", cols)
+    return Space("rows", node.size // cols, cols, ix.add(ix.mul(r, cols), c), r)
+
+
+def turned(space: Space) -> Expr:
+    """Return the place of a row's element, counted from its end."""
+    last = ix.number(space.cols - 1)
+    c = ix.symbol("c", space.cols)
+    return ix.add(ix.mul(space.row, space.cols), last, ix.mul(c, -1))
+
+
 def reduced_edge(node: Node, place: Expr) -> Expr:
     """Return where a segment reduction reads edge ``c`` for its result at ``place``."""
     values = node.src[0]
@@ -241,12 +262,19 @@ def segment_space(indptr: Node, n_edges: int, features: int) -> Space:
     return Space("segments", n_rows, n_edges, full, row, features, indptr)
 
 
+def _scans_of(group: Group) -> list[Node]:
+    return [n for n in group.need if n.op in ir.SCANS and n in group.members]
+
+
 class Scheduler:
     """Makes the groups of a graph; ``why`` collects, for each kept node, why it is kept."""
 
-    def __init__(self, graph: Graph, backend: Any) -> None:
+    def __init__(
+        self, graph: Graph, backend: Any, strides: Mapping[Node, tuple[int, ...]] | None = None
+    ) -> None:
         self.graph = graph
         self.backend = backend
+        self.strides = strides or {}  # of inputs that are not contiguous
         self.order = {node: i for i, node in enumerate(graph.nodes())}
         self.groups: list[Group] = []
         self.owner: dict[Node, Group] = {}  # of each node that is kept in memory
@@ -270,8 +298,10 @@ class Scheduler:
         if not users and node not in self.kept:
             return
         pointwise = is_pointwise(node, self.backend)
-        if not pointwise and not is_reduction(node, self.backend):
+        if not pointwise and not self._fuses(node):
             self._eager(node)
+            if node.op in ir.SCANS:
+                self.why[node] = f"a call: {self._scan_refusal([node])}"
             return
         if node in self.kept and node.op in ir.VIEWS and self._view_is_free(node):
             self._eager(node)
@@ -309,7 +339,24 @@ class Scheduler:
         return for_transforms and node not in self.graph.roots
 
     def _fuses(self, node: Node) -> bool:
+        if node.op in ir.SCANS:
+            return not self._scan_refusal([node])
         return is_pointwise(node, self.backend) or is_reduction(node, self.backend)
+
+    def _scan_refusal(self, scans: Collection[Node]) -> str:
+        """Return why one kernel cannot contain all of these scans of the same rows; "" if it can.
+
+        The back end has the last word.
+        """
+        for node in scans:
+            if why := why_not_scanned(node, self.strides):
+                return why
+        refusal = getattr(self.backend, "scan_refusal", None)
+        if refusal is None:
+            return "the back end has no scans"
+        space = scan_space(next(iter(scans)))
+        kinds = sorted((n.op, n.dtype) for n in scans)
+        return refusal(kinds, space.rows, space.cols)
 
     def _eager(self, node: Node) -> None:
         """Let the interpreter run a node, on arrays in memory."""
@@ -348,6 +395,9 @@ class Scheduler:
         if node.op in _REDUCTIONS:
             group = Group(reduction_space(node))
             place = group.row
+        elif node.op in ir.SCANS:
+            group = Group(scan_space(node))
+            place = self._scan_place(node, group.space)
         else:
             place = ix.symbol("i", node.size)
             group = Group(Space("map", 1, node.size, place, ix.ZERO))
@@ -404,6 +454,8 @@ class Scheduler:
         if len(places) != 1:
             return None
         (place,) = places
+        if node.op in ir.SCANS:  # the same holds
+            return place
         if place == space.full and node.size == _extent(space.full):
             return place
         if space.kind != "map" and place == space.row and node.size == _extent(space.row):
@@ -424,7 +476,9 @@ class Scheduler:
             return f"read by {next(iter(group.outputs)).op}"
         if len(group.members) >= _MAX_MEMBERS or len(group.read) >= _MAX_BUFFERS:
             return "the kernel is full"
-        if node.op in _REDUCTIONS or node.op == "spread":
+        if node.op in _OF_ROWS:
+            if node.op in _REDUCTIONS and self._is_full_of_scans(group):
+                return "the kernel is full"
             return "" if self._fitting_space(node, group) else self._misfit(node, group)
         places = group.need[node]
         if len(places) > 1 and self._below(node)[0] > _MAX_PLACES_COST:
@@ -436,6 +490,8 @@ class Scheduler:
     def _misfit(self, node: Node, group: Group) -> str:
         if len(group.need[node]) > 1:
             return f"{node.op} is needed at several places"
+        if node.op in ir.SCANS and (why := self._scan_refusal({node, *_scans_of(group)})):
+            return why
         if group.kind == "map":
             (place,) = group.need[node]
             if node.op in ("segment_reduce", "spread") and ix.has_assumptions(place):
@@ -475,12 +531,15 @@ class Scheduler:
         """Return the space in which ``group`` can compute the reduction ``node``, if it can."""
         if node.op in ("segment_reduce", "spread"):
             return self._fitting_segments(node, group)
+        if node.op in ir.SCANS:
+            return self._fitting_scan(node, group)
         space = reduction_space(node)
         rows, cols, needed = space.rows, space.cols, group.need[node]
         long_rows = rows < FEW_ROWS and cols > LONG_ROW
         if group.kind != "map":
             fits = space == group.space and needed == {space.row}
-            return space if fits and not (long_rows and self._feeds(node, group)) else None
+            is_split = long_rows and not _scans_of(group)
+            return space if fits and not (is_split and self._feeds(node, group)) else None
         counters = []
         if rows * cols == group.cols and cols > 1 and not long_rows:
             counters.append(space.full)
@@ -490,6 +549,28 @@ class Scheduler:
             if self._moved(needed, counter) == {space.row}:
                 return space._replace(counter=counter)
         return None
+
+    def _scan_place(self, node: Node, space: Space) -> Expr:
+        """Return where a kernel needs a scan whose rows are the kernel's."""
+        return turned(space) if is_backwards(node, self.strides) else space.full
+
+    def _fitting_scan(self, node: Node, group: Group) -> Space | None:
+        """Return the same for a scan: its rows are the kernel's, in the order in which they lie."""
+        space, needed = scan_space(node), group.need[node]
+        place = self._scan_place(node, space)
+        if self._scan_refusal({node, *_scans_of(group)}):
+            return None
+        if group.kind != "map":
+            return space if space == group.space and needed == {place} else None
+        for counter in (space.full, turned(space)):
+            if node.size == group.cols and self._moved(needed, counter) == {place}:
+                return space._replace(counter=counter)
+        return None
+
+    def _is_full_of_scans(self, group: Group) -> bool:
+        """Tell whether a kernel with scans has no room for another reduction."""
+        count = sum(n.op in _REDUCTIONS for n in group.members)
+        return count >= _MAX_REDUCTIONS and bool(_scans_of(group))
 
     def _fitting_segments(self, node: Node, group: Group) -> Space | None:
         """Return the same for a reduction of edges, or for what gives edges the row's values.
@@ -537,13 +618,16 @@ class Scheduler:
     def _join(self, node: Node, group: Group) -> None:
         """Let a kernel compute a node, and ask for its sources at their places."""
         group.members.add(node)
-        if node.op in _REDUCTIONS or node.op == "spread":
+        if node.op in _OF_ROWS:
             if group.kind == "map":
                 self._give_rows(node, group)
             if group.space.indptr is not None:
                 self._request(group.space.indptr, group, None)
         if node.op in ir.REDUCES:
             self._request(node.src[0], group, group.full)
+        elif node.op in ir.SCANS:
+            (place,) = group.need[node]
+            self._request(node.src[0], group, place)
         elif node.op == "segment_reduce":
             (place,) = group.need[node]
             self._request(node.src[0], group, reduced_edge(node, place))
@@ -651,6 +735,11 @@ class Scheduler:
             return False
         if len({*a.read, *b.read}) > _MAX_BUFFERS:
             return False
+        scans = {*_scans_of(a), *_scans_of(b)}
+        if scans:
+            reductions = [n for n in a.members | b.members if n.op in _REDUCTIONS]
+            if len(reductions) > _MAX_REDUCTIONS or self._scan_refusal(scans):
+                return False
         return a.kind == "map" or a.rows >= FEW_ROWS or a.cols <= LONG_ROW
 
     def _merge(self, group: Group, into: Group) -> None:

@@ -36,6 +36,7 @@ class _Kernel:
     def __init__(self, loops, arrays):
         self.loops = loops
         self.scalars, self.memory = {}, {}
+        self.scanned = {}
         for buffer, array in zip(loops.buffers, arrays, strict=True):
             if buffer.is_scalar:
                 self.scalars[buffer.name] = np.asarray(array, buffer.dtype)[()]
@@ -87,6 +88,8 @@ class _Kernel:
             return (number >= low) & (number < high)
         if s.op == "divides":
             return self.number(s.args[0], values, counters) % s.args[1] == 0
+        if s.op == "scanned":
+            return self.scanned[s.name]
         sources = [values[name] for name in s.args]
         shape = np.broadcast_shapes(*(x.shape for x in sources))
         sources = [np.broadcast_to(x, shape) for x in sources]
@@ -112,6 +115,13 @@ def reduce(op, values, dtype, result):
     return getattr(np, op)(values, axis=-1, keepdims=True).astype(result)
 
 
+def running(scan, values):
+    """Return running totals along the last axis."""
+    order = slice(None, None, -1 if scan.backwards else 1)
+    accumulate = {"sum": np.add, "prod": np.multiply}[scan.op].accumulate
+    return accumulate(values[:, order], axis=-1, dtype=scan.dtype)[:, order]
+
+
 def _passes(kernel, row_counters, c):
     loops = kernel.loops
     rows = {}
@@ -124,6 +134,9 @@ def _passes(kernel, row_counters, c):
         for a in phase.accumulators:
             whole = np.broadcast_to(values[a.of], shape)
             rows[a.name] = reduce(a.op, whole, a.dtype, a.result)
+        for scan in phase.scans:
+            whole = np.broadcast_to(values[scan.of], shape)
+            kernel.scanned[scan.name] = running(scan, whole)
         kernel.execute(phase.after, rows, row_counters)
 
 

@@ -44,7 +44,7 @@ class Maker:
     def step(self):
         kind = self.rng.choice(
             ["unary", "binary", "binary", "where", "reduce", "reduce", "view", "view", "normalize"]
-            + ["concat", "update", "gather", "matmul", "constant", "iota"]
+            + ["concat", "update", "gather", "matmul", "constant", "iota", "scan"]
         )
         return getattr(self, kind)(self.pick())
 
@@ -92,6 +92,21 @@ class Maker:
             scale = ir.broadcast(ir.constant(1 / n, self.dtype), out.shape)
             out = ir.map_node("multiply", out, scale)
         return out
+
+    def scan(self, x):
+        """Give running means of numbers that stay small; from the other end every other time."""
+        if not x.ndim:
+            return self.unary(x)
+        axis = x.ndim - 1 if self.rng.random() < 0.8 else self.rng.randrange(x.ndim)
+        small = ir.map_node("tanh", x)
+        ends = [n - 1 if i == axis else 0 for i, n in enumerate(x.shape)]
+        steps = [-1 if i == axis else 1 for i in range(x.ndim)]
+        before, after = self.rng.choice(((0, 0), (0, 0), (1, 1), (1, 0), (0, 1)))
+        if before:
+            small = ir.slice_node(small, ends, steps, x.shape)
+        op = self.rng.choice(("cumulative_sum", "cumulative_sum", "cumulative_prod"))
+        out = ir.scan_node(op, small, axis)
+        return ir.slice_node(out, ends, steps, x.shape) if after else out
 
     def normalize(self, x):
         """Take from ``x`` what a reduction of it gives, broadcast back."""

@@ -181,6 +181,7 @@ class Random:
                 self._reduce,
                 self._reduce,
                 self._sum,
+                self._running,
                 self._view,
                 self._view,
                 self._join,
@@ -296,6 +297,23 @@ class Random:
             )
         else:
             self._add(f"np.{name}(v{i}, {options})", lambda v: f(v[i], **options), loose=not exact)
+
+    def _running(self):
+        """Scan what is made before it, or its mirror image, and use what comes of it."""
+        i = self._some("biufV")
+        if i is None or not getattr(self.values[i], "ndim", 0):
+            return
+        f = self.pick([np.cumsum, np.cumsum, np.cumprod])
+        first, last = self.pick([(1, 1), (1, 1), (-1, -1), (-1, 1), (1, -1)])
+        axis = -1 if self.rng.random() < 0.8 else 0
+        if axis == 0:
+            first = last = 1
+        word = f"np.{f.__name__}((v{i} + v{i})[..., ::{first}], {axis=})[..., ::{last}]"
+
+        def step(v):
+            return f((v[i] + v[i])[..., ::first], axis=axis)[..., ::last]
+
+        self._add(word, step, i)
 
     def _key(self, x):
         key = []

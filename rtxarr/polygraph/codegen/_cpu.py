@@ -29,7 +29,7 @@ import numpy as np
 from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph._index import Div, Expr, Mod, Symbol
 from rtxarr.polygraph._ir import REPEATED
-from rtxarr.polygraph._loops import Accumulator, Loops, Statement
+from rtxarr.polygraph._loops import Accumulator, Loops, Scan, Statement
 from rtxarr.polygraph.codegen import _ufuncs
 from rtxarr.polygraph.codegen._assembly import is_native, kind
 
@@ -55,8 +55,24 @@ BINARY = {**REPEATED, "mean": "add"}
 
 def in_parts(loops: Loops) -> bool:
     """Tell whether rows are taken in parts."""
-    few = loops.rows < FEW_ROWS and loops.cols > LONG_OF_FEW
-    return loops.kind == "rows" and (few or loops.cols > LONG_ROW)
+    return loops.kind == "rows" and _rows_in_parts(loops.rows, loops.cols)
+
+
+def _rows_in_parts(rows: int, cols: int) -> bool:
+    return (rows < FEW_ROWS and cols > LONG_OF_FEW) or cols > LONG_ROW
+
+
+def scan_refusal(scans: Sequence[tuple[str, np.dtype]], rows: int, cols: int) -> str:
+    """Return why a kernel cannot contain scans of such rows; "" if it can."""
+    for op, dtype in scans:
+        if not is_native(_SCANNED[op], dtype):
+            return f"{op} of {dtype} is left to NumPy"
+    if _rows_in_parts(rows, cols):
+        return f"rows of {cols} elements are taken in parts"
+    return ""
+
+
+_SCANNED = {"cumulative_sum": "add", "cumulative_prod": "multiply"}
 
 
 def halves(n: int, most: int, unit: int) -> tuple[list[int], list[int]]:
@@ -205,6 +221,7 @@ class Section:
         self.values: list[Planned] = []
         self.stores: list[tuple[str, Expr, Planned, dict]] = []
         self.reductions: list[tuple[Accumulator, Planned, Planned]] = []  # (it, result, of)
+        self.scans: list[tuple[Scan, Planned, Planned]] = []  # the same
 
     def stages(self) -> int:
         ends = [v.time[1] + (not v.native) for v in self.values]
@@ -242,6 +259,8 @@ class Plan:
             section = self.section(phase.body, in_row=False)
             for a in phase.accumulators:
                 self._accumulator(section, a)
+            for scan in phase.scans:
+                self._scanned(section, scan)
             self.section(phase.after, in_row=True)
         self._decide()
 
@@ -326,6 +345,18 @@ class Plan:
         self.known[a.name] = result
         section.reductions.append((a, result, of))
 
+    def _scanned(self, section: Section, scan: Scan) -> None:
+        of = self.known[scan.of]
+        if of.in_row:
+            of = self._spread(of, section, of.level)
+        of.needs_slot = True
+        result = Planned(scan.name, "scanned", (), scan.dtype, {of.name: of})
+        result.needs_slot, result.native = True, False
+        result.counters = of.counters | {self.inner}
+        result.time = section.number, section.stages()
+        self.known[scan.name] = result
+        section.scans.append((scan, result, of))
+
     def level_of(self, counters: set[str]) -> int:
         """Return the level of what varies with these counters; see :class:`Planned`."""
         if self.kind != "segments":
@@ -366,6 +397,8 @@ class Plan:
                     last_use[d] = max(last_use.get(d, (0, 0)), last)
             for _, _, of in section.reductions:
                 last_use[of] = max(last_use.get(of, (0, 0)), last)
+            for _, result, of in section.scans:  # others may scan it, too
+                last_use[of] = max(last_use.get(of, (0, 0)), result.time)
         for section in self.sections:
             for v in section.values:
                 if v.native and last_use.get(v, (0, 0)) > v.time and not v.is_cheap():
@@ -382,7 +415,7 @@ class Plan:
         found = []
         for section in self.sections:
             found += [v for v in section.values if v.needs_slot]
-            found += [result for _, result, _ in section.reductions]
+            found += [result for _, result, _ in (*section.reductions, *section.scans)]
         return sorted(found, key=lambda v: v.time)
 
     def _has_address(self, d: Planned, user: Planned) -> bool:

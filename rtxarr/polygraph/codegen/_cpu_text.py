@@ -298,6 +298,8 @@ class Writer(Totals):
         for a, result, of in section.reductions:
             if not self.plan.adds_up_in_stage(a):
                 self._reduce(a, result, of)
+        for scan, result, of in section.scans:
+            self._scan(scan, result, of)
 
     def _store_level(self, store: tuple) -> int:
         _, place, value, deps = store

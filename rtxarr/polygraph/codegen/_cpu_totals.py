@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr.polygraph._loops import Accumulator
+from rtxarr.polygraph._loops import Accumulator, Scan
 from rtxarr.polygraph.codegen import _ufuncs
-from rtxarr.polygraph.codegen._assembly import kind, llvm_type
+from rtxarr.polygraph.codegen._assembly import Value, kind, llvm_type
 from rtxarr.polygraph.codegen._cpu import BINARY, Planned, Section
 from rtxarr.polygraph.codegen._cpu_values import INT64, Values, identity
 
@@ -235,6 +235,33 @@ class Totals(Values):
                 self._put(*self._total_place(result, lane), INT64, index)
 
         self._loop(self.r0, self.r1, one_r)
+
+    def _scan(self, scan: Scan, result: Planned, of: Planned) -> None:
+        """Write the running totals of the tile's rows, each added to the one before it."""
+        last = self._difference(self.n_cols, "1")
+
+        def one_r(r):
+            start = self._product(self._difference(r, self.r0), self.n_cols)
+
+            def lane(c):
+                return self._sum(start, self._difference(last, c) if scan.backwards else c)
+
+            first = lane("0")
+            self._put(f"%slot{result.slot}", first, scan.dtype, self._value(of, first))
+
+            def one_c(c):
+                before = lane(self.asm.let(f"sub nsw i64 {c}, 1"))
+                total = self._fetch(f"%slot{result.slot}", before, scan.dtype)
+                x = self._value(of, lane(c))
+                new = self.asm.apply(BINARY[scan.op], scan.dtype, [total, x])
+                self._put(f"%slot{result.slot}", lane(c), scan.dtype, new)
+
+            self._loop("1", self.n_cols, one_c)
+
+        self._loop(self.r0, self.r1, one_r)
+
+    def _value(self, of: Planned, lane: str) -> Value:
+        return self._fetch(f"%slot{of.slot}", lane, of.dtype)
 
     def _find(self, pointer: str, step: str, dtype: np.dtype, wanted: str) -> str:
         """Return where the first of a row's values is that equals ``wanted``, or is NaN as it is.

@@ -14,12 +14,12 @@ _CHEAP = frozenset("add subtract multiply negative positive abs where cast squar
 
 
 def keep_plan(
-    loops: Loops, texts: Texts, strict: bool
+    loops: Loops, texts: Texts, strict: bool, *, least: bool = False
 ) -> tuple[list[tuple[int, np.dtype]], list[dict[str, tuple[int, int, int]]]]:
     """Choose which values of elements stay on chip between passes.
 
     A later pass takes what an earlier one computed too, but for what is a cheap operation away from
-    values that are on chip anyway.
+    values that are on chip anyway; with ``least``, what cannot be computed anew and no more.
 
     Returns
     -------
@@ -33,9 +33,12 @@ def keep_plan(
     bodies = [{s.name: s for s in p.body if s.op != "store"} for p in loops.phases]
     lives: dict[str, list[int]] = {}
     for number, phase in enumerate(loops.phases):
-        for name in _frontier(phase, bodies[number], made, lives, texts):
+        found = _frontier(phase, bodies[number], made, lives, texts)
+        if least:
+            found = [name for name, s in bodies[number].items() if s.op == "scanned"]
+        for name in found:
             lives.setdefault(name, [made[name], number])[1] = number
-        for name in bodies[number]:
+        for name in (*bodies[number], *(s.name for s in phase.scans)):
             made.setdefault(name, number)
     slots: list[tuple[int, np.dtype, int]] = []
     keeps: list[dict[str, tuple[int, int, int]]] = [{} for _ in loops.phases]
@@ -60,7 +63,7 @@ def _frontier(phase, body, made, lives, texts) -> list[str]:
     """Return the names that this pass takes from earlier ones instead of computing them anew."""
     found: dict[str, None] = {}
     seen: set[str] = set()
-    stack = [a.of for a in phase.accumulators]
+    stack = [a.of for a in (*phase.accumulators, *phase.scans)]
     stack += [s.args[2] for s in phase.body if s.op == "store"]
 
     def leaves(name: str, depth: int) -> set[str] | None:

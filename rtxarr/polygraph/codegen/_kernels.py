@@ -4,8 +4,9 @@
   An array that is read across, such as a transposed one, goes through shared memory (``_tiles``).
 * rows (``_rows``): 1 to 1024 threads share a row, short rows share a block. What a later pass needs
   of an earlier one stays in registers or, of longer rows, in shared memory; each thread reads there
-  only what it wrote, so the only barriers are those of the reductions. Rows that leave no room for
-  others on a multiprocessor (``_ring``) follow one another through shared memory.
+  only what it wrote, so the only barriers are those of the reductions and scans (``_scans``). Rows
+  that leave no room for others on a multiprocessor (``_ring``) follow one another through shared
+  memory.
 * columns (``_columns``): a thread takes a packet of neighbouring columns, several share each.
 * segments (``_segments``): part of a warp has a row. Of many features (``_features``) a thread
   takes a packet; what they share is computed once, by lanes dealt out over edges.
@@ -56,7 +57,7 @@ def generate(
         writer = Features
     if sides_of(loops) is not None:
         writer = Tiles
-    if writer is Rows:
+    if writer is Rows and not loops.scans:
         ring = Ring(loops, dialect, strict, shared_limit)
         if ring.fits():
             return ring.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rtxarr.polygraph._loops import Loops, Phase, Statement
+from rtxarr.polygraph._loops import Loops, Statement
 from rtxarr.polygraph.codegen import _operations as ops
 
 
@@ -33,10 +33,10 @@ def by_reciprocals(loops: Loops) -> Loops:
         return (*statements, *made)
 
     phases = [
-        Phase(
-            tuple(map(product, p.body)),
-            p.accumulators,
-            with_reciprocals(
+        dataclasses.replace(
+            p,
+            body=tuple(map(product, p.body)),
+            after=with_reciprocals(
                 p.after, {*(s.name for s in p.after), *(a.name for a in p.accumulators)}
             ),
         )

@@ -11,6 +11,7 @@ import numpy as np
 
 from rtxarr.polygraph._loops import Phase, Statement
 from rtxarr.polygraph.codegen import _operations as ops
+from rtxarr.polygraph.codegen import _scans
 from rtxarr.polygraph.codegen._keep import keep_plan
 from rtxarr.polygraph.codegen._reductions import Reduction, reduction
 from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel, Lines
@@ -83,7 +84,7 @@ class Passes(Writer):
         """Write the values that reductions start from; tell whether there are elements to take."""
         for r in map(reduction, phase.accumulators):
             self.out(f"{r.type} {r.running} = {r.empty};")
-        return bool(phase.body or phase.accumulators)
+        return bool(phase.body or phase.accumulators or phase.scans)
 
     def sums(self, phase: Phase) -> list[str]:
         """Return the lines that combine an element with what is reduced so far."""
@@ -117,8 +118,12 @@ class Passes(Writer):
         self.row_statements(self.loops.before)
         for number, phase in enumerate(self.loops.phases):
             self.body(number, phase)
+            self.running_totals(phase)
             self.totals(phase)
             self.row_statements(phase.after)
+
+    def running_totals(self, phase: Phase) -> None:
+        """Scan what a pass has put aside for it."""
 
     def kept_type(self, dtype: np.dtype) -> str:
         return ops.stored(dtype) if self.strict else ops.value(dtype)
@@ -144,6 +149,12 @@ class Rows(Passes):
         # far as registers allow. All passes give a thread the same elements.
         self.batches = [self._batch(p) for p in self.loops.phases]
         self.batch = max(self.batches)
+        self.order: _scans.Order | None = None
+        self.scan_bytes = 0
+        if self.loops.scans:
+            dtype = self.loops.scans[0].dtype
+            self.order = _scans.order_of(dtype, self.loops.rows, self.loops.cols)
+            self.lanes = self.order.width
 
     def _batch(self, phase: Phase) -> int:
         values = {s.name for s in phase.body if self.texts.hoisted(s)}
@@ -184,13 +195,15 @@ class Rows(Passes):
             return
         for name in sorted(keep):
             out(f"{self._type(name)} {name}_at[{batch}][{lanes}];")
-        body = wanted(phase.body, kept, {*keep, *(a.of for a in phase.accumulators)})
+        reads = {*keep, *(a.of for a in phase.accumulators), *(s.of for s in phase.scans)}
+        body = wanted(phase.body, kept, reads)
         loads = [s for s in body if self.texts.hoisted(s) and s.name not in kept]
         at_once = [s for s in loads if s.name in keep]
         in_turn = [s for s in loads if s.name not in keep]
         stores = [s for s in body if s.op == "store" and self._in_packets(s)]
         given = {s.name for s in loads} | kept
-        extra = [f"{name}_at[j][k] = {name};" for name in sorted(keep - given)]
+        values = {s.name: f"valid ? {s.of} : {_scans.nothing(s)}" for s in phase.scans}
+        extra = [f"{n}_at[j][k] = {values.get(n, n)};" for n in sorted(keep - given)]
         extra += self.sums(phase)
         place = self.first_element()
         with out.block("if (begin < end)"):
@@ -213,8 +226,36 @@ class Rows(Passes):
                     with each_packet():
                         self.store_packets(stores, "end")
 
+    def _is_loose(self) -> bool:
+        return self.order is not None and self.order.loose
+
+    def running_totals(self, phase: Phase) -> None:
+        for scan in phase.scans:
+            assert self.order is not None
+            d, number = self.dialect, self.loops.scans.index(scan)
+            of_scan = f"{_scans.SLOT} * {self.batch} * warps * {d.threads_y}"
+            place = f"{self.sums_bytes()} + {number} * {of_scan}"
+            _scans.write(self.out, d, scan, self.order, self.batch, place, strict=self.strict)
+
+    def shape_of_scans(self, order: _scans.Order) -> Shape:
+        """Return how rows are dealt out that are scanned, all of them in registers."""
+        for least in (False, True):  # what is left out is computed anew in each pass
+            slots, keeps = keep_plan(self.loops, self.texts, self.strict, least=least)
+            dealt = _scans.deal(sum(max(size, 4) // 4 for size, _ in slots), order)
+            if dealt is not None:
+                threads, batch = dealt
+                self.in_registers, self.batch, self.keeps = True, batch, keeps
+                of_block = 256 if self.loops.rows * threads >= FULL else 64
+                rows = max(of_block // threads, 1)
+                ends = self.batch * max(threads // 32, 1) * rows
+                self.scan_bytes = _scans.SLOT * ends * len(self.loops.scans)
+                return Shape(threads, rows, 1, self.loops.cols)
+        raise AssertionError("a back end takes no scans of rows that do not stay in registers")
+
     def shape_in_registers(self) -> Shape | None:
         """Return how rows are dealt out that stay in registers; None if they should not."""
+        if self.order is not None:
+            return self.shape_of_scans(self.order)
         loops = self.loops
         slots, keeps = keep_plan(loops, self.texts, self.strict)
         if not slots or (loops.rows * 1024 < FULL // 2 and loops.cols > 8192):
@@ -253,6 +294,7 @@ class Rows(Passes):
 
     def run(self) -> Kernel:
         loops, large = self.loops, self.batches
+        self.packed &= not self._is_loose()
         in_registers = self.shape_in_registers()
         if in_registers is not None:
             return self.whole_rows(in_registers, 0)
@@ -289,12 +331,15 @@ class Rows(Passes):
             Argument("number", "Index", "cols", loops.cols),
             Argument("number", "Index", "padded", self.padded),
         ]
+        if self.order is not None:
+            arguments.append(Argument("number", "Index", "tiles", self.order.tiles))
+            arguments.append(Argument("number", "Index", "ends", self.order.ends))
         # Rows in registers take many; the fewer threads a block has, the more there are for each.
         threads = next(n for n in (256, 512, 1024) if n >= shape.threads * shape.rows)
         entry = Entry(
             "rows", self.out, (-(-loops.rows // shape.rows), 1), (shape.threads, shape.rows),
             held + self.partial_bytes(), arguments, threads if self.in_registers else 1024,
-            _MIN_BLOCKS if self.in_registers and threads == 256 else 0,
+            _MIN_BLOCKS if self.in_registers and threads == 256 and not self.order else 0,
         )  # fmt: skip
         return self.finish([entry])
 
@@ -399,28 +444,36 @@ class Rows(Passes):
         So no loop has to ask.
         """
         whole = f"cols == threads * {self.batch * self.lanes}"
-        for test, self.packing, self.whole in (
+        ways = [
             (f"if (packed && {whole})", True, True),
             ("else if (packed)", True, False),
             ("else", False, False),
-        ):
+        ]
+        for test, packing, is_whole in [("", False, False)] if self._is_loose() else ways:
+            self.packing, self.whole = packing, is_whole
             with self.out.block(test):
-                self.out(f"const Index step = {'1' if self.packing else 'threads'};")
+                apart = "1" if self.packing or self.order else "threads"
+                self.out(f"const Index step = {apart};")
                 self.all_passes()
         self.packing = None
 
-    def partial_bytes(self) -> int:
+    def sums_bytes(self) -> int:
         return 32 * SLOT * len(self.reductions)
+
+    def partial_bytes(self) -> int:
+        return self.sums_bytes() + self.scan_bytes
 
     def thread_lines(self) -> None:
         out, d = self.out, self.dialect
-        if self.reductions or self.slots:
+        if self.reductions or self.slots or self.order:
             out(d.shared_memory)
         out(f"const Index thread = {d.thread_x}, threads = {d.threads_x};")
         out("const Index step = packed ? 1 : threads;")
         out(f"const Index row = (Index){d.block_x} * {d.threads_y} + {d.thread_y};")
         out("const bool live = row < rows;")
         out("const Index r = live ? row : rows - 1;")
+        if self._is_loose():
+            out(f"const Index shift = (r * cols) % {self.lanes};")
 
     def tile_size(self) -> str:
         return f"threads * {self.batch * self.lanes}"
@@ -428,7 +481,13 @@ class Rows(Passes):
     def packet(self) -> str:
         return f"tile + (j * threads + thread) * {self.lanes}"
 
+    def inside(self, left: str, place: str = "") -> str:
+        test = super().inside(left, place)
+        return f"{place or self.counter} >= 0 && {test}" if self._is_loose() else test
+
     def first_element(self) -> str:
+        if self.order is not None:  # pieces are never dealt out by elements
+            return f"{self.packet()} - shift" if self._is_loose() else self.packet()
         single = f"tile + j * threads * {self.lanes} + thread"
         if self.packing is not None:
             return self.packet() if self.packing else single

@@ -113,6 +113,10 @@ class Writer(ABC):
     def place(self) -> str:
         return f"const Index {self.counter} = first + k * step;"
 
+    def inside(self, left: str, place: str = "") -> str:
+        """Return the test that an element is one of those up to ``left``."""
+        return f"{place or self.counter} < {left}"
+
     def _left(self, left: str) -> str:
         """Return how many elements there are from ``first`` on."""
         return str(self.lanes) if self.whole else f"{left} - first"
@@ -126,7 +130,7 @@ class Writer(ABC):
             step = self.packet_step(place)
             each = texts.value_of(s)
             if not self.whole:
-                each = f"{self.counter} < {left} ? {each} : {ops.zero(s.dtype)}"
+                each = f"{self.inside(left)} ? {each} : {ops.zero(s.dtype)}"
             if step is not None:
                 self._note_packet(s)
             if step is not None and self.packing is not False:
@@ -165,7 +169,7 @@ class Writer(ABC):
                 continue
             with out.block("else" if self.packing is None else ""), out.unrolled("k", self.lanes):
                 out(self.place())
-                test = "" if self.whole else f"if ({self.counter} < {left}) "
+                test = "" if self.whole else f"if ({self.inside(left)}) "
                 out(
                     f"{test}{buffer}[{texts.expr(place)}] = "
                     f"#Store<{element}>::of({buffer}_at[j][k]);"
@@ -183,11 +187,11 @@ class Writer(ABC):
                 out("const bool valid = true;")
             elif inline:  # elements past the end read the last one
                 out("const Index place = first + k * step;")
-                out(f"const bool valid = place < {left};")
+                out(f"const bool valid = {self.inside(left, 'place')};")
                 out(f"const Index {self.counter} = valid ? place : {left} - 1;")
             else:
                 out(self.place())
-                out(f"const bool valid = {self.counter} < {left};")
+                out(f"const bool valid = {self.inside(left)};")
             for s in body:
                 if s.name in given:
                     out(f"const {ops.value(s.dtype)} {s.name} = {s.name}_at[j][k];")

@@ -32,6 +32,8 @@ NAMES = [
     "long columns",
     "three passes of halves",
     "float16 across (3, 33, 9)",
+    "running sums",
+    "running sums of halves",
 ]
 
 

@@ -70,6 +70,15 @@ def with_gradient(x, axes):
     return [out, ir.map_node("tanh", total), variance]
 
 
+def running_shares(x):
+    """Running sums over the whole sum, from both ends."""
+    n = x.shape[1]
+    part = (0, n - 1), (1, -1), x.shape
+    back = ir.slice_node(ir.scan_node("cumulative_sum", ir.slice_node(x, *part), 1), *part)
+    both = ir.map_node("add", ir.scan_node("cumulative_sum", x, 1), back)
+    return ir.map_node("divide", both, reduced("sum", x, (1,)))
+
+
 def of_a_part(x):
     return softmax(ir.slice_node(x, (1, 30), (1, -2), (4, 14)))
 
@@ -109,6 +118,8 @@ def cases():
     yield "long over two axes", lambda x: every_reduction(x, (0, 2)), (130, 3, 101), "float32"
     yield "long columns", lambda x: every_reduction(x, (0,)), (6007, 5), "float32"
     yield "long complex columns", lambda x: every_reduction(x, (0,)), (3001, 2), "complex128"
+    yield "running sums", running_shares, (7, 533), "float32"
+    yield "running sums of halves", running_shares, (9, 64), "float16"
     yield "three passes", lambda x: with_gradient(x, (1,)), (11, 517), "float64"
     yield "three passes of halves", lambda x: with_gradient(x, (1,)), (11, 512), "bfloat16"
     yield "passes over columns", lambda x: with_gradient(x, (0,)), (317, 11), "float64"

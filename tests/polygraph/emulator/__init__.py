@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rtxarr.polygraph.codegen import _operations
+from rtxarr.polygraph.codegen import _operations, _scans
 from rtxarr.polygraph.codegen._dialects import DIALECTS
 from rtxarr.polygraph.codegen._kernels import SHARED_LIMIT, generate
 from rtxarr.polygraph.codegen._maps import pattern
@@ -126,6 +126,11 @@ class EmulatorBackend:
 
     def fuses(self, op, dtype):
         return _operations.fuses(op, np.dtype(dtype), self.dialect.lacks)
+
+    def scan_refusal(self, scans, rows, cols):
+        if any(dtype.name in self.dialect.lacks for _, dtype in scans):
+            return "the language lacks the dtype"
+        return _scans.refusal(scans, rows, cols, strict=self.strict)
 
     def empty(self, shape, dtype):
         array = np.empty(shape, dtype)
