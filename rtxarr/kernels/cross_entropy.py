@@ -194,6 +194,6 @@ def _label_gradient(flags, args):
 
 def label_plan(n: int, dtype: Any, wide: bool, loose: bool) -> Any:
     """Deal the rows out to the kernels with labels."""
-    from rtxarr.kernels._rows import plan_rows
+    from rtxarr.kernels._plan import plan_rows
 
     return plan_rows(n, dtype, wide=wide, loose=loose, lanes=256)

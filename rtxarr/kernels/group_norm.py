@@ -78,7 +78,7 @@ def _deal_out(
     last: bool, shape: tuple, arrays: tuple, affine: tuple, silu: bool, n_groups: int
 ) -> _Dealt:
     """Deal out ``arrays``, as they lie in memory, of this ``shape`` (samples, channels, ...)."""
-    from rtxarr.kernels._rows import plan_rows
+    from rtxarr.kernels._plan import plan_rows
     from rtxarr.kernels._vector import access
 
     numbers: tuple[int, ...]

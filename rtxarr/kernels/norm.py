@@ -137,14 +137,14 @@ def _backward(options, args):
 
 def forward_plan(n_features: int, dtype: Any, wide: bool) -> Any:
     """Deal the rows out to the forward kernel."""
-    from rtxarr.kernels._rows import plan_rows
+    from rtxarr.kernels._plan import plan_rows
 
     return plan_rows(n_features, dtype, wide=wide)
 
 
 def backward_plan(n_features: int, dtype: Any, wide: bool, *, with_sums: bool) -> Any:
     """Deal the rows out to the backward kernel, with the sums of the parameters or without."""
-    from rtxarr.kernels._rows import plan_rows
+    from rtxarr.kernels._plan import plan_rows
     from rtxarr.kernels._vector import access
 
     if not with_sums:

@@ -107,7 +107,7 @@ def cut(n: int, n_rows: int, plan: Any) -> tuple[int, int]:
 
 def row_plan(n: int, dtype: Any, wide: bool, loose: bool) -> Any:
     """Deal rows out, so that the threads of a row that is cut into tiles are a block."""
-    from rtxarr.kernels._rows import plan_rows
+    from rtxarr.kernels._plan import plan_rows
 
     # A piece of half numbers takes twice the registers; products of complex numbers take more.
     fewer = 2 if is_half(dtype) or dtype.kind == "c" else 1

@@ -76,13 +76,13 @@ def how_wide(n: int, *arrays: Any) -> tuple[bool, bool]:
 
 def forward_plan(n: int, dtype: Any, wide: bool, loose: bool) -> Any:
     """Deal the rows out to the forward kernel."""
-    from rtxarr.kernels._rows import plan_rows
+    from rtxarr.kernels._plan import plan_rows
 
     return plan_rows(n, dtype, wide=wide, loose=loose)
 
 
 def backward_plan(n: int, dtype: Any, wide: bool, loose: bool) -> Any:
     """Deal the rows out to the backward kernel, which holds two arrays."""
-    from rtxarr.kernels._rows import plan_rows
+    from rtxarr.kernels._plan import plan_rows
 
     return plan_rows(n, dtype, wide=wide, loose=loose, pieces=2, most=16)

@@ -12,7 +12,7 @@ pytest.importorskip("numba_cuda")  # which the plans take their widths from
 from rtxarr._device import launch_shape  # noqa: E402
 from rtxarr.geom import _bins  # noqa: E402
 from rtxarr.kernels import _heads, gather, segment  # noqa: E402
-from rtxarr.kernels._rows import plan_rows  # noqa: E402
+from rtxarr.kernels._plan import plan_rows  # noqa: E402
 
 DTYPES = ["float32", "float64", "float16", ml_dtypes.bfloat16]
 SIZES = [1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33, 64, 100, 128, 150, 256, 1000, 1024, 4096]
@@ -23,7 +23,7 @@ COUNTS = [1, 2, 63, 64, 65, 1000, 3_000_000]
 def on_a_gpu(monkeypatch):
     """Deal out as for a GPU, in the simulator too."""
     monkeypatch.setattr(_heads, "_SIMULATING", False)
-    monkeypatch.setattr("rtxarr.kernels._rows._SIMULATING", False)
+    monkeypatch.setattr("rtxarr.kernels._plan._SIMULATING", False)
     monkeypatch.setattr("rtxarr.kernels._gather_cuda.THREADS", 256)
     monkeypatch.setattr(gather, "_LANES", 128)
     _heads.plan_heads.cache_clear()

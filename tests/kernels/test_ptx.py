@@ -193,7 +193,7 @@ def activation_cases():
 
 def group_norm_cases():
     from rtxarr.kernels._group_norm_cuda import channels_first, channels_last, of_parameters
-    from rtxarr.kernels._rows import plan_rows
+    from rtxarr.kernels._plan import plan_rows
     from rtxarr.kernels.group_norm import _LANES, _PIECES
 
     for name, scalar in SCALARS.items():

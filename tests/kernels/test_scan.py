@@ -293,7 +293,7 @@ def test_fused_scans_have_the_bits_of_eager_ones(dtype):
 def test_blocks_agree_on_the_number_of_tiles(dtype, monkeypatch):
     """Or else barriers would not meet; and the totals of a row fit in a block."""
     pytest.importorskip("numba_cuda")
-    monkeypatch.setattr("rtxarr.kernels._rows._SIMULATING", False)
+    monkeypatch.setattr("rtxarr.kernels._plan._SIMULATING", False)
     dtype = np.dtype(dtype)
     for registers, shared, lanes, chunks in ((16, 128, 256, 1024), (8, 4, 4, 3)):
         monkeypatch.setattr(module, "_REGISTERS", registers)
