@@ -60,8 +60,12 @@ class Tile(NamedTuple):
 # fastest: one group of four warps can keep 128 x 128 sums in registers, two groups twice that.
 _TILES = {
     "linear": (Tile(128, 128, 64, loops=True), Tile(64, 128, 64), Tile(64, 64, 64)),
-    "gated_linear": (Tile(128, 64, 64, loops=True), Tile(64, 64, 64)),
-    "gated_linear_apart": (Tile(128, 64, 64), Tile(64, 64, 64)),
+    "gated_linear": (
+        Tile(128, 128, 64, 8, loops=True),
+        Tile(128, 64, 64, loops=True),
+        Tile(64, 64, 64),
+    ),
+    "gated_linear_apart": (Tile(128, 128, 64, 8), Tile(128, 64, 64), Tile(64, 64, 64)),
     "norm_linear": (Tile(128, 256, 64, 8), Tile(64, 128, 64)),
     "fp8_rows": (Tile(128, 128, 128, 8, loops=True), Tile(64, 64, 128)),
     "fast fp8_rows": (
