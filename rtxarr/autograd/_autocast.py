@@ -64,7 +64,7 @@ def policy_of(function: Callable, declared: str | None) -> Policy | None:
         if declared not in _DECLARED:
             raise ValueError(f"precision must be 'low', 'float32' or 'any', got {declared!r}")
         return _DECLARED[declared]
-    if not function.__module__.startswith("rtxarr."):
+    if not (function.__module__ or "").startswith("rtxarr."):  # None where code was executed
         return _FULL
     name = function.__name__
     if name in LOW:

@@ -443,7 +443,7 @@ def _check_names(op, rules):
 
 def _register(op):
     op.plans.clear()
-    if op.fwd.__module__.startswith("rtxarr."):
+    if (op.fwd.__module__ or "").startswith("rtxarr."):
         OPS[op.name] = op
 
 

@@ -801,6 +801,15 @@ def test_custom_op_saves_only_what_its_rules_name():
     assert all(not hasattr(s, "dtype") for s in out.node.saved)
 
 
+def test_custom_op_of_a_function_without_a_module():
+    names: dict = {}
+    exec("def double(x): return 2 * x", names)  # noqa: S102  (as in a doctest, or a console)
+    assert names["double"].__module__ is None
+    op = rx.custom_op(names["double"])
+    op.defvjps(x=lambda g: 2 * g)
+    assert rx.grad(lambda x: rx.sum(op(x)))(np.ones(2)).tolist() == [2.0, 2.0]
+
+
 def test_custom_op_mistakes_are_named():
     @rx.custom_op
     def op(x, y):
