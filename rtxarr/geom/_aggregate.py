@@ -83,7 +83,7 @@ def aggregate(
     if (op == "quantile") != (q is not None) or (q is not None and not 0 <= q <= 1):
         raise ValueError(f"'quantile' alone takes q, in [0, 1], got op={op!r} and q={q}")
     if q is None:
-        _messages.check_op(op)
+        _messages.check_op(op, (*_messages.OPS, "quantile"))
     check_nodes("x", x, graph, graph.n_src, "sources")
     if graph.mask is not None:
         weight = _masked(graph.mask, weight)

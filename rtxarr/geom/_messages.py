@@ -32,10 +32,10 @@ from rtxarr.ops._half import rounded_once
 OPS = ("sum", "mean", "max", "min", "std", "var", "mul", "softmax", "median")
 
 
-def check_op(op: Any) -> None:
+def check_op(op: Any, names: tuple[str, ...] = OPS) -> None:
     """Refuse what is not the name of a reduction."""
-    if op not in OPS:
-        raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
+    if op not in names:
+        raise ValueError(f"op must be one of {', '.join(names)}, got {op!r}")
 
 
 def map_reduce(

@@ -435,6 +435,7 @@ BAD = [
     (lambda g: geom.aggregate(g, np.ones(3), "quantile", q=2), ValueError, "and q=2"),
     (lambda g: geom.aggregate(g, np.ones(3), "max", q=0.5), ValueError, "op='max' and q=0.5"),
     (lambda g: geom.aggregate(g, np.ones(3), "avg"), ValueError, "op must be one of sum, mean"),
+    (lambda g: geom.aggregate(g, np.ones(3), "prod"), ValueError, "median, quantile, got 'prod'"),
     (
         lambda g: geom.aggregate(g, np.ones(2)),
         ValueError,
