@@ -15,6 +15,7 @@ from rtxarr import _device, ops
 from rtxarr.autograd._tape import raw
 from rtxarr.geom._points import checked_ptr, cloud_of
 from rtxarr.geom._sampling import _integer, like, on_host
+from rtxarr.ops._check import checked_generator
 from rtxarr.random import Generator
 
 __all__ = [
@@ -140,6 +141,7 @@ def rotate_points(x: Any, rng: Generator, *, axis: int | None = None, ptr: Any =
     >>> round(float(np.linalg.norm(turned)), 12)
     3.0
     """
+    checked_generator("rng", rng)
     _, n, each = _clouds(x, ptr)
     n_axes = x.shape[1]
     if n_axes not in (2, 3) or (axis is not None and (n_axes != 3 or axis not in (0, 1, 2))):
@@ -190,6 +192,7 @@ def shear_points(x: Any, rng: Generator, *, limit: float = 0.2, ptr: Any = None)
     >>> geom.shear_points(np.zeros((4, 3)), Generator(0)).shape
     (4, 3)
     """
+    checked_generator("rng", rng)
     _positive("limit", limit)
     _, n, each = _clouds(x, ptr)
     n_axes = x.shape[1]
@@ -239,6 +242,7 @@ def scale_points(
     >>> float(x[0, 1] / x[0, 0])
     2.0
     """
+    checked_generator("rng", rng)
     if not (low < high and math.isfinite(high - low)):
         raise ValueError(f"low must be less than high, both finite, got {low} and {high}")
     _, n, each = _clouds(x, ptr)
@@ -269,6 +273,7 @@ def translate_points(x: Any, rng: Generator, *, limit: float = 0.1, ptr: Any = N
     >>> round(float(x[1, 0] - x[0, 0]), 12)
     3.0
     """
+    checked_generator("rng", rng)
     _positive("limit", limit)
     _, n, each = _clouds(x, ptr)
     return x + each(_uniform(rng, (n, x.shape[1]), -limit, limit, x))
@@ -298,9 +303,10 @@ def flip_points(x: Any, rng: Generator, *, axis: int, p: float = 0.5, ptr: Any =
     >>> geom.flip_points(np.array([[1.0, 2.0]]), Generator(0), axis=0, p=1.0)
     array([[-1.,  2.]])
     """
+    checked_generator("rng", rng)
     _, n, each = _clouds(x, ptr)
     if not -x.shape[1] <= axis < x.shape[1]:
-        raise ValueError(f"axis must be one of {x.shape[1]}, got {axis}")
+        raise ValueError(f"axis must lie in [{-x.shape[1]}, {x.shape[1]}), got {axis}")
     signs = np.ones((n, x.shape[1]))
     signs[rng.bernoulli(p, n, device="cpu"), axis] = -1
     return x * each(like(raw(x), signs.astype(raw(x).dtype)))
@@ -335,6 +341,7 @@ def jitter_points(x: Any, rng: Generator, *, std: float = 0.01, limit: float = 0
     >>> bool(abs(x).max() <= 0.02)
     True
     """
+    checked_generator("rng", rng)
     _positive("std", std)
     _positive("limit", limit)
     array = raw(x)
@@ -370,6 +377,7 @@ def drop_points(x: Any, rng: Generator, *, rate: float, ptr: Any = None) -> Any:
     >>> x[kept].shape
     (2, 3)
     """
+    checked_generator("rng", rng)
     if not 0 <= rate < 1:
         raise ValueError(f"rate must lie in [0, 1), got {rate}")
     array = raw(x)
@@ -406,6 +414,7 @@ def sample_points(x: Any, n: int, rng: Generator, *, ptr: Any = None) -> Any:
     >>> geom.sample_points(np.zeros((5, 3)), 2, Generator(0))
     array([3, 4])
     """
+    checked_generator("rng", rng)
     n = _integer("n", n, 0, 2**31)
     array = raw(x)
     bounds, _, _ = _clouds(x, np.array([0, array.shape[0]]) if ptr is None else ptr)

@@ -65,11 +65,17 @@ def check_sizes(**sizes):
 
 def generator_or_default(generator):
     """Give the generator to draw from, refusing anything else."""
-    random = _random()
     if generator is None:
-        return random.default_generator()
-    if not isinstance(generator, random.Generator):
-        raise TypeError(f"generator must be a Generator, got {type(generator).__name__}")
+        return _random().default_generator()
+    return checked_generator("generator", generator)
+
+
+def checked_generator(name, generator):
+    """Give a generator back, refusing anything else, such as NumPy's of the same name."""
+    if not isinstance(generator, _random().Generator):
+        kind = type(generator)
+        room = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        raise TypeError(f"{name} must be an rtxarr.random.Generator, got {room}{kind.__qualname__}")
     return generator
 
 

@@ -118,7 +118,21 @@ def test_refuses():
         geom.scale_points(X, Generator(0), low=2.0, high=1.0)
     with pytest.raises(ValueError, match="limit must be positive"):
         geom.shear_points(X, Generator(0), limit=0)
-    with pytest.raises(ValueError, match="axis must be one of 3, got 3"):
+    with pytest.raises(ValueError, match=r"axis must lie in \[-3, 3\), got 3"):
         geom.flip_points(X, Generator(0), axis=3)
     with pytest.raises(ValueError, match="shape"):
         geom.center_points(X[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *RANDOM.values(),
+        geom.jitter_points,
+        lambda x, rng: geom.drop_points(x, rng, rate=0.5),
+        lambda x, rng: geom.sample_points(x, 2, rng),
+    ],
+)
+def test_refuses_the_generator_of_numpy(change):
+    with pytest.raises(TypeError, match=r"rng must be an rtxarr.random.Generator, got numpy\."):
+        change(X, np.random.default_rng(0))

@@ -237,7 +237,7 @@ def test_bad_link_splits(random):
         geom.random_link_split(full, val=2, test=1)
     with pytest.raises(ValueError, match="negatives must be at least 0"):
         geom.random_link_split(full, val=1, test=0, negatives=-1)
-    with pytest.raises(TypeError, match="generator must be a Generator, got int"):
+    with pytest.raises(TypeError, match="generator must be an rtxarr.random.Generator, got int"):
         geom.negative_sampling(full, 0, generator=3)
 
 

@@ -192,7 +192,7 @@ def test_bad_options_are_refused(call, message):
     ("call", "message"),
     [
         (lambda: rx.dropout(X, "half"), "rate must be a number, got str"),
-        (lambda: rx.dropout(X, 0.5, generator=3), "generator must be a Generator, got int"),
+        (lambda: rx.dropout(X, 0.5, generator=3), "generator must be an rtxarr.* got int"),
         (lambda: rx.softplus(X, beta="1"), "beta must be a number, got str"),
     ],
 )

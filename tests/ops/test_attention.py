@@ -290,7 +290,7 @@ Q, K, V = make(2)
         (
             lambda: attention(Q, K, V, dropout_rate=0.5, generator=0),
             TypeError,
-            "generator must be a Generator, got int",
+            "generator must be an rtxarr.random.Generator, got int",
         ),
     ],
 )
