@@ -60,6 +60,8 @@ class StepReport:
         elif loops is None and step.results[0].op in CONTROL:
             self.kind = "eager"
             self.title = title_of(step.results[0], step.run, on_gpu=_on_gpu(program))
+        elif loops is None and step.results[0].op == "item":
+            self.kind, self.title = "eager", "one of several arrays"
         elif loops is None:
             self.kind, self.title = "eager", "run by a library"
         else:
@@ -67,6 +69,8 @@ class StepReport:
             self.title = _title(loops)
         names = program._names
         arrays = [n for n in step.sources if n.op not in ("constant", "iota") and n.shape != ()]
+        if step.results[0].op == "item":
+            arrays = list(step.results[0].src)  # several arrays, which have no shape
         self.reads = [(names.get(n, ""), n) for n in dict.fromkeys(arrays)]
         self.writes = [(names.get(n, ""), n) for n in step.results]
         self.why = {n: program.why.get(n, "") for n in step.results}
@@ -226,7 +230,8 @@ def explain(fused: Any, *, source: bool, html: Any) -> Explanation:
                 notes.append(f"{word}: {program.explain()}")
         effects = getattr(one, "effects", ())
         notes += [f"after program {i + 1}: {_name_of(function)}" for function, *_ in effects]
-    notes += [f"eager: {why} ({n} kinds of calls)" for why, n in fused.reasons.items()]
+    for why, n in fused.reasons.items():
+        notes.append(f"eager: {why} ({n} kind{'s' * (n != 1)} of calls)")
     rate = _rate_of(reports)
     lines = [f"{fused!r}"]
     if rate:

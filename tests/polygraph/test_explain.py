@@ -50,6 +50,16 @@ def test_why_results_are_kept(x):
     assert {s.title for s in matmuls} == {"run by a library"}
 
 
+def test_a_call_of_several_results_and_the_step_that_takes_one(x):
+    fused = rx.fuse(lambda x: rx.argsort(x, axis=-1) + 1)
+    fused(x)
+    text = fused.explain()
+    call, item, _ = text.programs[0].steps
+    assert (call.title, item.title) == ("run by a library", "one of several arrays")
+    assert [name for name, _ in item.reads] == [name for name, _ in call.writes] == ["v1"]
+    assert "reads nothing" not in text
+
+
 def test_sources_are_shown_on_demand(x):
     fused = rx.fuse(softmax)
     fused(x)
@@ -66,6 +76,7 @@ def test_what_was_not_fused_is_named(x):
     fused = rx.fuse(lambda x: x[x > 0])
     fused(x)
     assert "eager: " in fused.explain()
+    assert fused.explain().endswith("(1 kind of calls)")
     with pytest.raises(ValueError, match="runs as it is"):
         fused.profile(x)
 
