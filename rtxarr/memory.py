@@ -306,6 +306,8 @@ class peak:  # noqa: N801  (used like no_grad)
     ...     x = rx.ones(10**7, device="cpu")
     >>> p.bytes - p.before > 60e6
     True
+    >>> print(p)  # doctest: +SKIP
+    76.3 MiB more than the 71.2 MiB before, on cpu
     """
 
     before: int = 0
@@ -321,6 +323,10 @@ class peak:  # noqa: N801  (used like no_grad)
 
     def __exit__(self, *exc: object) -> None:
         self._meter.stop()
+
+    def __str__(self) -> str:
+        more, before = (self.bytes - self.before) / 2**20, self.before / 2**20
+        return f"{more:,.1f} MiB more than the {before:,.1f} MiB before, on {self.device}"
 
     @property
     def bytes(self) -> int:

@@ -151,6 +151,8 @@ def test_the_peak_of_the_cpu_is_that_of_the_block():
         assert second.bytes - second.before > 30 * MIB  # while it runs
     assert 140 * MIB < first.bytes - first.before < 200 * MIB
     assert 30 * MIB < second.bytes - second.before < 80 * MIB
+    more, before = (f"{n / MIB:,.1f} MiB" for n in (second.bytes - second.before, second.before))
+    assert str(second) == f"{more} more than the {before} before, on cpu"
     known = second.bytes
     touched(60 * MIB)
     assert second.bytes == known  # not what comes after
