@@ -76,6 +76,9 @@ def train(
     where = f"{plan.device} {gpu_name(plan.device)}".rstrip()
     title = f"{plan.kind.name} on {where}, seed {plan.seed}, into {plan.folder}"
     command = f"rtx train --resume --out {shlex.quote(str(plan.folder))}"
+    for option, said in (("capture", capture), ("fuse", fuse)):  # what the run's folder has not
+        if said is not None:
+            command += f" --{'' if said else 'no-'}{option}"
     try:
         with make_watch(title, plan.device, plan.kind.metric) as watch:
             result = recipes.run(

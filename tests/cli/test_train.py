@@ -279,6 +279,10 @@ def test_stopping_at_once_says_how_to_go_on(monkeypatch):
     assert result.output.endswith(
         "stopped at once; go on from the last checkpoint with\n  rtx train --resume --out b\n"
     )
+    with monkeypatch.context() as patched:
+        patched.setattr(gcn_cora.Recipe, "finish", stop)
+        result = invoke(*SMALL, "--out", "d", "--fuse", "--no-capture")
+    assert result.output.endswith("\n  rtx train --resume --out d --no-capture --fuse\n")
     monkeypatch.setattr(gcn_cora.Recipe, "__init__", stop)
     result = invoke(*SMALL, "--out", "c")
     assert result.output.endswith("stopped at once; nothing is saved\n")
