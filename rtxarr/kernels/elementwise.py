@@ -21,6 +21,7 @@ import numpy as np
 from rtxarr import _device
 from rtxarr._device import is_device_array, launch, namespace
 from rtxarr.dtypes import FLOATING, is_half
+from rtxarr.kernels._dense import _address
 from rtxarr.kernels.multi_tensor import contiguous
 
 __all__ = [
@@ -296,10 +297,6 @@ def _is_dense(x):
 
 def _place(x):
     return None if isinstance(x, (np.ndarray, np.generic)) else x.data.device_id
-
-
-def _address(x):
-    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
 
 
 def _rounded(number, dtype):

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import _SIMULATING, empty, is_device_array, launch_planned, runs_here
+from rtxarr._device import _SIMULATING, empty, launch_planned, runs_here
+from rtxarr.kernels._dense import _address
 
 __all__ = ["contiguous", "word"]
 
@@ -84,7 +85,3 @@ def _matrices(shape: tuple, strides: tuple, n_bytes: int) -> tuple[tuple, tuple]
     a, b = (math.prod(shape[i] for i in part) for part in (places[m:], places[:m]))
     n_stacked = math.prod(shape) // (a * b)
     return (tuple(order), (n_stacked, a, b)) if min(a, b) >= _LEAST else None
-
-
-def _address(x: Any) -> int:
-    return x.data.ptr if is_device_array(x) else x.ctypes.data

@@ -163,7 +163,7 @@ class Recording:
         raise Concretization("it sets gradients: use rx.jit")
 
     def defer(self, function: Callable, params: Sequence[Tensor], changes: bool) -> None:
-        """Note that it calls ``function``, which changes ``params`` and state of its own."""
+        """Note that it calls ``function``, which changes ``params`` or state of its own."""
         raise Concretization("it changes parameters by an optimizer or an average: use rx.jit")
 
     # ---------------------------------------------------------------------------- arguments
