@@ -160,7 +160,7 @@ def test_a_tree_finds_the_same(place, both, monkeypatch, dtype, shape):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ["cube", "sphere", "flat", "far", "small", "outlier", *CLUSTERS])
-def test_what_is_searched(place, monkeypatch, dtype, shape):
+def test_uneven_points_are_searched_in_a_tree(place, monkeypatch, dtype, shape):
     """A tree where the points are much denser in some places than in others, else a grid."""
     monkeypatch.setattr(_points_gpu, "_FEW", 2)
     rng, n = np.random.default_rng(2), 600 if place == "cpu" else 100_000

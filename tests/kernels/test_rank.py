@@ -76,7 +76,7 @@ def test_all_numbers_of_a_type(place):
             assert [back(low).item(), back(high).item()] == want[k : k + 2, 0].tolist()
 
 
-def test_nothing(place):
+def test_no_rows_or_no_features(place):
     for shape, indptr in (((0, 3), [0, 0]), ((2, 0), [0, 2]), ((0, 3), [0])):
         ranks = np.zeros((len(indptr) - 1, 2), np.int64)
         given = [there(np.asarray(a), place) for a in (np.ones(shape), indptr, ranks)]

@@ -40,7 +40,7 @@ def same(fused, f, *args, steps=None):
     [(n, d) for n in ("cumsum", "cumprod") for d in DTYPES if (n, d) != ("cumprod", "complex64")],
 )
 @pytest.mark.parametrize("shape", [(3, 7), (40, 33), (2, 5, 1000), (300,)])
-def test_bits(name, dtype, shape):
+def test_bits_are_those_of_numpy(name, dtype, shape):
     f = getattr(np, name)
     x = some(shape, dtype)
     for g in (
@@ -66,7 +66,7 @@ def top_p(x):
     return rx.cumulative_sum(e / rx.sum(e, axis=-1, keepdims=True), axis=-1) < 0.9
 
 
-def test_with_reductions_of_the_same_rows():
+def test_reductions_of_the_same_rows_join():
     same(rx.fuse(top_p), top_p, some((50, 129)), steps=1)
     (report,) = (fused := rx.fuse(top_p), fused(some((50, 129))))[0].explain().programs
     assert report.steps[0].operations[-2:] == ["cumulative_sum", "less"]
@@ -89,7 +89,7 @@ def test_several_scans():
     same(rx.fuse(f), f, some((30, 70)))
 
 
-def test_with_an_initial_element():
+def test_an_initial_element():
     def f(x):
         return rx.cumulative_sum(x * 2, axis=-1, include_initial=True) + 1
 
@@ -97,7 +97,7 @@ def test_with_an_initial_element():
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (5, 1), (1, 1), (1,), (0,)])
-def test_of_little(shape):
+def test_short_rows_and_empty_arrays(shape):
     def f(x):
         return np.cumsum(x * 2, axis=-1) + np.cumprod(x, axis=-1)
 
@@ -143,7 +143,7 @@ def test_gradients():
     assert any("cumulative_sum" in ops for ops in operations)
 
 
-def test_mode_fast():
+def test_mode_fast_differs_by_rounding_alone():
     f = rx.fuse(top_p, mode="fast")
     x = some((50, 129), "float64")
     assert (f(x) != top_p(x)).sum() <= 1

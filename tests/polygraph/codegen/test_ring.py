@@ -82,7 +82,7 @@ def test_rows_that_follow_one_another(name):
         found(x)
 
 
-def test_which_rows_do():
+def test_which_rows_follow_one_another():
     def kind(rows, cols, dtype="float32"):
         backend = EmulatorBackend()
         x = ir.input_node(0, dtype, (rows, cols))
@@ -111,7 +111,6 @@ FAULTS = [
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
 @pytest.mark.parametrize("what, pattern, other", FAULTS, ids=[f[0] for f in FAULTS])
 def test_faults_show(what, pattern, other):
-
     class Spoilt(EmulatorBackend):
         def generate(self, loops):
             kernel = super().generate(loops)

@@ -188,7 +188,7 @@ def programs(dialect="cuda", mode="strict"):
 @pytest.mark.parametrize("name", AROUND)
 @pytest.mark.parametrize("mode", ["strict", "fast"])
 @pytest.mark.parametrize("dialect", ["cuda", "hip", "metal"])
-def test_around(name, mode, dialect):
+def test_what_is_before_and_after_a_scan(name, mode, dialect):
     for (of, shape), program in programs(dialect, mode).items():
         if of != name:
             continue
@@ -206,7 +206,7 @@ def test_around(name, mode, dialect):
 
 
 @pytest.mark.parametrize("name", ["top_p", "gradient", "of_rows", "counted"])
-def test_one_kernel(name):
+def test_they_are_one_kernel(name):
     assert len(programs()[name, (70, 260)].steps) == 1
 
 
@@ -250,7 +250,7 @@ def test_bits_of_the_library_on_a_gpu(dtype, shape):
 
 
 @needs_compiler
-def test_columns_are_a_call():
+def test_a_scan_along_columns_is_a_call():
     x = ir.input_node(0, "float32", (6, 4))
     graph = ir.Graph([x], [ir.map_node("negative", ir.scan_node("cumulative_sum", x, 0))])
     program = Program(graph, EmulatorBackend())
