@@ -2,7 +2,7 @@
 
 A product is kept as a number near one and an exponent of two, apart from how many factors are zero
 or infinite: so none on the way is too large or too small, and what is left without one of the
-factors is known (:func:`others`).
+factors is known (:func:`others`). ``product`` says what a code holds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rtxarr._device import _SIMULATING, cuda
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels._segment_cuda import find_segment, first_slot
 from rtxarr.kernels._vector import by_offset
+from rtxarr.kernels.product import _FAR
 
 # Threads of a block that joins chunks: slots or features, and parts of the chunks.
 JOIN_BLOCK = (4, 2) if _SIMULATING else (32, 8)
@@ -39,11 +40,6 @@ else:
         if scalar is np.float32:
             return device.ilogbf, device.scalbnf
         return device.ilogb, device.scalbn
-
-
-# A code is a number that holds the exponent, times 16, then four times the zeros among the factors,
-# then the infinities, of each up to two. float32 holds it exactly.
-_FAR = 1 << 19
 
 
 @functools.cache

@@ -142,7 +142,7 @@ def attend(
 
 
 def _forward(options, args):
-    """Choose the kernel, the blocks and the block."""
+    """Choose the kernel, the grid and the block."""
     from rtxarr.kernels._edge_attention_cuda import forward
 
     plan = _plan(options, *args[6:11], args[12])

@@ -20,7 +20,7 @@ __all__ = ["factors", "fits", "segment_product", "without"]
 
 # Rows that one thread multiplies on a GPU, and those that are multiplied as they are on the CPU.
 _CHUNK, _HOST = 1024, 512
-_FAR = 2**19
+_FAR = 1 << 19  # of exponents: float32 holds the codes exactly
 
 
 def fits(values: Any) -> bool:
