@@ -7,6 +7,7 @@ kernel was generated for.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -221,7 +222,7 @@ def _scatter_add(xp, node, x, index, values):
 
     (axis,) = node.attrs
     rows = xp.moveaxis(values, axis, 0)
-    flat = xp.reshape(rows, (rows.shape[0], -1))
+    flat = xp.reshape(rows, (rows.shape[0], math.prod(rows.shape[1:])))
     added = scatter_add_rows(flat, index, x.shape[axis])
     shape = (x.shape[axis], *rows.shape[1:])
     return x + xp.moveaxis(xp.reshape(added, shape), 0, axis)
@@ -241,7 +242,7 @@ def _segment_reduce(xp, node, values, indptr):
 
     (op,) = node.attrs
     shape = values.shape
-    rows = xp.reshape(values, (shape[0], -1))
+    rows = xp.reshape(values, (shape[0], math.prod(shape[1:])))
     return xp.reshape(getattr(_segment, f"segment_{op}")(rows, indptr), node.shape)
 
 

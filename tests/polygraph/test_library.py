@@ -299,3 +299,16 @@ def test_kernels_read_what_attention_gives_as_it_lies():
     laid = in_order(front, (0, 2, 1, 3))
     assert laid.strides == behind.strides
     assert_close(laid, front, exact=True)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "mul", "median"])
+@pytest.mark.parametrize("shape", [(3, 2), (3, 0), (0, 2)])
+def test_graphs_without_edges(op, shape):
+    none = np.zeros(0, int)
+    graph = geom.Graph.from_edges(none, none, n_nodes=shape[0])
+
+    def f(x):
+        return geom.aggregate(graph, x, op, empty=2.0) * 3
+
+    x = np.ones(shape, "float32")
+    assert_close(rx.fuse(f)(x), f(x), exact=True)
