@@ -79,8 +79,7 @@ class LossScaler:
         settings = {"initial_scale": initial_scale, "growth": growth, "backoff": backoff}
         for name in settings:
             require(settings, name, 0)
-        if initial_scale == 0:
-            raise ValueError("initial_scale must be > 0, got 0")
+        _require_scale("initial_scale", initial_scale)
         if not growth > 1:
             raise ValueError(f"growth must be > 1, got {growth}")
         if not 0 < backoff < 1:
@@ -223,8 +222,7 @@ class LossScaler:
         numbers = {name: float(value) for name, value in state.items()}
         for name in numbers:
             require(numbers, name, 0)
-        if numbers["scale"] == 0:
-            raise ValueError("scale must be > 0, got 0")
+        _require_scale("scale", numbers["scale"])
         self._initial = numbers["scale"], int(numbers["n_good_steps"])
         if self._state is not None:
             self._state[0], self._state[1] = self._initial
@@ -257,6 +255,15 @@ class LossScaler:
             f"LossScaler(growth={self.growth}, backoff={self.backoff}, "
             f"growth_interval={self.growth_interval})"
         )
+
+
+def _require_scale(name, value):
+    if value == 0:
+        raise ValueError(f"{name} must be > 0, got 0")
+    with np.errstate(all="ignore"):
+        held = np.float32(value)
+    if held == 0 or np.isinf(held):
+        raise ValueError(f"{name} must lie in the range of float32, got {value}")
 
 
 @overridable

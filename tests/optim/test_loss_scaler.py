@@ -145,6 +145,8 @@ def test_the_state_goes_through_a_file(tmp_path, used):
     [
         ({"initial_scale": 0}, "initial_scale must be > 0, got 0"),
         ({"initial_scale": np.inf}, "initial_scale must be >= 0 and finite, got inf"),
+        ({"initial_scale": 1e39}, r"initial_scale must lie in the range of float32, got 1e\+39"),
+        ({"initial_scale": 1e-50}, "initial_scale must lie in the range of float32, got 1e-50"),
         ({"growth": 1.0}, "growth must be > 1, got 1.0"),
         ({"backoff": 1.0}, r"backoff must lie in \(0, 1\), got 1.0"),
         ({"growth_interval": 0}, "growth_interval must be an int > 0, got 0"),
@@ -179,6 +181,7 @@ def test_the_order_of_calls_is_checked():
     [
         ({"scale": 1.0}, "state must have scale, n_good_steps, got scale"),
         ({"scale": 0.0, "n_good_steps": 0}, "scale must be > 0, got 0"),
+        ({"scale": 1e39, "n_good_steps": 0}, "scale must lie in the range of float32"),
         ({"scale": np.nan, "n_good_steps": 0}, "scale must be >= 0 and finite, got nan"),
     ],
 )
