@@ -74,8 +74,8 @@ def random_walk(
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, got {value}")
     seed, epoch = _integer("seed", seed, 0, 2**64), _integer("epoch", epoch, 0, 2**63)
-    shares = [1 / p, 1.0, 1 / q]
-    weights = tuple(np.uint64(max(1, round(x / max(shares) * 2**32))) for x in shares)
+    least = min(p, 1.0, q)  # a small p or q has no inverse
+    weights = tuple(np.uint64(max(1, round(least / x * 2**32))) for x in (p, 1.0, q))
     place = stream_of(seed, WALK, epoch)
     return walk_along(graph, start, length, place, per_start=per_start, weights=weights)
 

@@ -85,6 +85,17 @@ def test_nothing_to_walk():
     assert geom.random_walk(GRAPH, np.array([2]), 0).tolist() == [[2]]
 
 
+@pytest.mark.parametrize("tiny", [1e-310, 5e-324])
+def test_parameters_whose_inverses_are_no_numbers(tiny):
+    # Back and forth where p is all that counts; to new nodes alone where q is.
+    path = geom.Graph.from_edges(np.array([0, 1, 1, 2]), np.array([1, 0, 2, 1]), n_nodes=3)
+    there = geom.random_walk(path, np.array([0]), 6, p=tiny)
+    assert there.tolist() == [[0, 1, 0, 1, 0, 1, 0]]
+    assert geom.random_walk(path, np.array([0]), 4, q=tiny).tolist() == [[0, 1, 2, 1, 0]]
+    both = geom.random_walk(GRAPH, np.arange(6), 9, p=tiny, q=tiny)
+    assert_close(both, geom.random_walk(GRAPH, np.arange(6), 9, p=1e-30, q=1e-30), exact=True)
+
+
 def test_refuses():
     start = np.array([0])
     with pytest.raises(ValueError, match="p must be positive and finite, got 0"):
