@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from rtxarr import _device
+from rtxarr._override import tracing
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import is_inexact, result_type
 from rtxarr.geom import _edges, _messages, _products, _ranks
@@ -177,7 +178,7 @@ def _unweighted(graph, x, op, empty, q):
     elif op in ("var", "std"):
         out = _edges.gather_var(rows, graph=graph)
         out = _messages.root(out) if op == "std" else out
-    elif op == "mul" and _products.fits(rows):
+    elif op == "mul" and tracing() is None and _products.fits(rows, graph.indptr):
         out = _products.gather_product(rows, graph=graph)
     elif op in ("median", "quantile") and _ranks.fits(rows):
         out = _ranks.gather_quantile(rows, graph, 0.5 if q is None else q)

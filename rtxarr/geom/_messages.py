@@ -152,7 +152,8 @@ def _softmax(x, indptr):
 
 
 def _mul(x, indptr):
-    return _products.segment_product(x, indptr) if _products.fits(x) else _products.tree(x, indptr)
+    function = _products.segment_product if _products.fits(x, indptr) else _products.tree
+    return function(x, indptr)
 
 
 def _quantile(x, indptr, q):

@@ -1,14 +1,13 @@
 """Products over edges and over segments of messages, and their gradients, which zeros leave whole.
 
 A gradient of first order comes from each destination's product as a number and an exponent, so no
-array of messages is made for it. Those of higher order, and of arrays that only stand for others,
-go through a tree of products of pairs.
+array of messages is made for it. Those of higher order, and of other arrays, go through a tree of
+products of pairs.
 """
 
 from typing import Any
 
 from rtxarr._device import namespace, runs_kernels
-from rtxarr._override import tracing
 from rtxarr.autograd import vjp
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Tensor, raw
@@ -16,14 +15,13 @@ from rtxarr.dtypes import is_floating
 from rtxarr.geom import _edges
 from rtxarr.geom._edges import as_rows, owners
 from rtxarr.kernels import product
-from rtxarr.ops import astype, segment_sum, take, where
+from rtxarr.ops import astype, reshape, segment_sum, take, where
 from rtxarr.ops._half import widen
 
 
-def fits(x: Any) -> bool:
+def fits(x: Any, indptr: Any) -> bool:
     """Tell whether products of an array or Tensor are taken by functions of their own."""
-    data = raw(x)
-    return tracing() is None and is_floating(data.dtype) and product.fits(data)
+    return is_floating(raw(x).dtype) and product.fits(indptr)  # what is traced has no place
 
 
 # ------------------------------------------------------------------------------- over the sources
@@ -83,18 +81,18 @@ def segment_product(messages, indptr, /):
     """Multiply the messages of each segment; 1 for one without messages."""
     rows = as_rows(messages)
     out = product.segment_product(rows, indptr)
-    return namespace(out).reshape(out, (indptr.shape[0] - 1, *messages.shape[1:]))
+    return reshape(out, (indptr.shape[0] - 1, *messages.shape[1:]))
 
 
 def _segment_rule(g, messages, indptr):
     if isinstance(g, Tensor) or isinstance(messages, Tensor):
         return vjp(lambda x: tree(x, indptr), messages)[1](g)[0]
-    xp, rows = namespace(messages), as_rows(messages)
+    rows = as_rows(messages)
     number, code = product.factors(rows, indptr)
-    number *= as_rows(astype(g, number.dtype, copy=False))
+    number = number * as_rows(astype(g, number.dtype, copy=False))
     at = owners(indptr, rows.shape[0])
-    found = product.without(xp.take(number, at, axis=0), xp.take(code, at, axis=0), rows)
-    return xp.reshape(found, messages.shape)
+    found = product.without(take(number, at, axis=0), take(code, at, axis=0), rows)
+    return reshape(found, messages.shape)
 
 
 segment_product.defvjps(messages=_segment_rule)

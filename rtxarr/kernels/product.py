@@ -13,6 +13,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._device import launch_planned, namespace, runs_kernels
+from rtxarr._override import overridable
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels._dense import _address, packed
 
@@ -28,6 +29,7 @@ def fits(values: Any) -> bool:
     return runs_kernels(values) or isinstance(values, np.ndarray)
 
 
+@overridable
 def segment_product(values: Any, indptr: Any, *, indices: Any = None) -> Any:
     """Multiply the rows of each segment.
 
@@ -58,6 +60,7 @@ def segment_product(values: Any, indptr: Any, *, indices: Any = None) -> Any:
         return _scaled(np, number, *_decoded(np, code)).astype(values.dtype, copy=False)
 
 
+@overridable
 def factors(values: Any, indptr: Any, *, indices: Any = None) -> tuple[Any, Any]:
     """Give what :func:`without` takes of the products of each segment.
 
@@ -72,6 +75,7 @@ def factors(values: Any, indptr: Any, *, indices: Any = None) -> tuple[Any, Any]
     return _on_host(values if indices is None else values[indices], indptr)
 
 
+@overridable
 def without(number: Any, code: Any, x: Any) -> Any:
     """Give products without their factor ``x``, element by element."""
     xp = namespace(number)

@@ -1,7 +1,7 @@
 """What programs make of the library's own functions of memory: nodes, or calls.
 
-Reductions over the edges of graphs become nodes, which fuse with what surrounds them. Convolutions
-and attention stay as they are, calls that a program makes on real arrays.
+Reductions over the edges of graphs become nodes, which fuse with what surrounds them. Products over
+edges, convolutions and attention stay as they are, calls that a program makes on real arrays.
 """
 
 from __future__ import annotations
@@ -114,6 +114,23 @@ def _spmm(function, values, dense, indptr, indices, *, order=None, rows=None):
 def _scatter_reduce(function, op, index, values, n_rows):
     result = values.dtype, (n_rows, values.shape[1])
     return _call(function, (op, index, values, n_rows), {}, [result])[0]
+
+
+@_rule("kernels.product.segment_product")
+def _segment_product(function, values, indptr):
+    result = values.dtype, (indptr.shape[0] - 1, values.shape[1])
+    return _call(function, (values, indptr), {}, [result])[0]
+
+
+@_rule("kernels.product.factors")
+def _factors(function, values, indptr):
+    result = dtypes.accumulator(values.dtype), (indptr.shape[0] - 1, values.shape[1])
+    return tuple(_call(function, (values, indptr), {}, [result, result]))
+
+
+@_rule("kernels.product.without")
+def _without(function, number, code, x):
+    return _call(function, (number, code, x), {}, [(number.dtype, number.shape)])[0]
 
 
 def _wide(x: Any, dtype: Any) -> ir.Node:

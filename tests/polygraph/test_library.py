@@ -5,6 +5,7 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import geom
+from rtxarr.autograd import grad
 from rtxarr.ops._attention import is_one_block
 from rtxarr.polygraph import _library
 from rtxarr.polygraph._program import in_order, memory_order
@@ -312,3 +313,19 @@ def test_graphs_without_edges(op, shape):
 
     x = np.ones(shape, "float32")
     assert_close(rx.fuse(f)(x), f(x), exact=True)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_products_stay_in_the_range_of_their_type(weighted):
+    graph = geom.Graph.from_edges(np.arange(6), np.array([0, 0, 0, 0, 2, 2]), n_nodes=6)
+    x = np.array([1e30, 1e30, 1e-30, 1e-30, 0, 3], "float32")[:, None] * np.ones(2, "float32")
+    weight = np.ones(6, "float32") if weighted else None
+
+    def f(x):
+        return geom.aggregate(graph, x, "mul", weight=weight, empty=5.0) * 2
+
+    assert f(x)[:3, 0].tolist() == pytest.approx([2, 10, 0])
+    fused, gradient = rx.fuse(f), grad(lambda x: rx.sum(f(x)))
+    assert_close(fused(x), f(x), exact=True)
+    assert_close(rx.fuse(gradient)(x), gradient(x))
+    assert not fused.reasons
