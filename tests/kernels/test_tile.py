@@ -26,19 +26,19 @@ def signatures():
 
     def variants(name, parameters, tiles=None, *, plain=True):
         for choice in tile._TILES[tiles or name]:
-            for loops in {False, tile._loops(name, choice) and plain}:
-                all_ = (*parameters, loops, *choice)
-                yield Signature(name, all_, 8 if choice[0] == 128 else None)
+            for loops in sorted({False, choice.loops and plain}):
+                yield Signature(name, (*parameters, loops, *choice[:3]), choice.warps)
 
     yield from variants("linear", (half, half, bias, half, activation["gelu"], True))
     yield from variants("linear", (columns, columns, 0, half, 0, False), plain=False)
-    pair, two = Array("bfloat16", 3, 2), Array("bfloat16", 2, 1, False)
-    for name in list(activation)[1:]:
-        parameters = half, pair, two, half, activation[name], True
+    pair = Array("bfloat16", 3, 2)
+    for gate, name in enumerate(list(activation)[1:]):
+        parameters = half, pair, bias, bias, half, activation[name], gate % 2, True
         yield from variants("gated_linear", parameters)
-    unaligned = Array("bfloat16", 2, 1, False)
-    parameters = columns, Array("bfloat16", 3, 1), 0, unaligned, activation["silu"], False
+    parameters = columns, Array("bfloat16", 3, 1), 0, 0, half, activation["silu"], 1, False
     yield from variants("gated_linear", parameters, plain=False)
+    parameters = half, half, columns, bias, bias, half, activation["silu"], True
+    yield from variants("gated_linear_apart", parameters)
     for is_centred in (True, False):
         mean = floats if is_centred else 0
         parameters = (
