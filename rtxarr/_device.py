@@ -787,7 +787,15 @@ def _launch_simulated(what: tuple, args: tuple, plan: Any) -> None:
     cuda = sys.modules[__name__].cuda
     if not hasattr(kernel, "__getitem__"):
         kernel = cuda.jit(kernel)
-    kernel[shape](*(x.view(np.uint16) if getattr(x, "dtype", None) in _HALF else x for x in args))
+
+    def given(x):
+        if not isinstance(x, np.ndarray):
+            return x
+        if not x.flags.writeable:  # it writes all back, also what the kernel only reads
+            x = x.copy()
+        return x.view(np.uint16) if x.dtype in _HALF else x
+
+    kernel[shape](*map(given, args))
 
 
 def _load_kernel(kernel: Any, args: tuple, device_id: int) -> Loaded:

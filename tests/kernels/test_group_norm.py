@@ -100,11 +100,11 @@ def test_group_norm(place, dtype, last, silu):
 @pytest.mark.parametrize("few", [0, 4], ids=["ahead", "not"])
 @pytest.mark.parametrize("shape", [(2, 4, 75), (2, 4, 80)], ids=["ragged", "whole"])
 def test_positions_of_several_blocks(monkeypatch, shape, few):
-    from rtxarr.kernels import _rows
+    from rtxarr.kernels import _plan
 
     monkeypatch.setattr(kernels, "_FEW_TILES", few)
 
-    monkeypatch.setattr(_rows, "_MOST_LANES", 2)
+    monkeypatch.setattr(_plan, "_MOST_LANES", 2)
     monkeypatch.setattr(kernels, "_BLOCKS", 16)  # chunks of two tiles, and less
     x, weight, bias, grad = make(shape, "float32")
     tensors = [rx.Tensor(a, requires_grad=True) for a in (x, weight, bias)]

@@ -18,7 +18,7 @@ LARGE += [(65, 8200), (9, 33_000), (3, 65_536), (2, 65_535)]
 
 
 if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
-    from rtxarr.kernels import _rows
+    from rtxarr.kernels import _plan
 
 
 def near(got, want, dtype):
@@ -89,7 +89,7 @@ def test_rms_norm(place, dtype):
 @pytest.mark.sim
 @pytest.mark.parametrize("centred", [True, False])
 def test_rows_longer_than_the_registers(monkeypatch, centred):
-    monkeypatch.setattr(_rows, "_MOST_LANES", 2)
+    monkeypatch.setattr(_plan, "_MOST_LANES", 2)
     monkeypatch.setattr(norm, "_FEWEST_BLOCKS", 1)
     for shape in ((3, 72), (11, 70)):
         x, weight, bias, grad = make(shape, "float32")

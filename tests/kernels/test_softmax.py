@@ -13,7 +13,7 @@ from rtxarr.kernels import softmax as kernels
 from rtxarr.testing import TOLERANCES, assert_close
 
 if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
-    from rtxarr.kernels import _rows
+    from rtxarr.kernels import _plan
 
 DTYPES = ["float32", "float16", "bfloat16", "float64"]
 SMALL = [(1, 1), (5, 3), (2, 3, 24), (2, 70)]
@@ -78,7 +78,7 @@ def test_log_softmax(place, dtype):
 @pytest.mark.sim
 @pytest.mark.parametrize("function", [rx.softmax, rx.log_softmax])
 def test_rows_longer_than_the_registers(monkeypatch, function):
-    monkeypatch.setattr(_rows, "_MOST_LANES", 2)
+    monkeypatch.setattr(_plan, "_MOST_LANES", 2)
     for shape in ((3, 72), (2, 70)):
         x, grad = make(shape, "float32")
         want = run("cpu", function, wide(x), wide(grad))
