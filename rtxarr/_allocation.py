@@ -1,10 +1,22 @@
 """Where the memory of an array lies, and whose it is."""
 
+import contextlib
 from typing import Any
 
 from rtxarr import _device
 
-__all__ = ["allocation_of", "extent_of", "owner_of"]
+__all__ = ["allocation_of", "apart", "extent_of", "owner_of"]
+
+
+def apart() -> contextlib.AbstractContextManager[None]:
+    """Let this thread's arrays on a GPU have memory of their own in a ``with`` block.
+
+    CuPy gives memory that is freed to what comes next on the stream it was taken on, though
+    another stream may still use it. This memory was nobody's before, and goes back to the driver,
+    which waits for the GPU.
+    """
+    cuda = _device.cupy.cuda
+    return cuda.using_allocator(cuda.MemoryPool().malloc)
 
 
 def owner_of(array: Any) -> int:

@@ -16,17 +16,20 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
+from rtxarr._allocation import apart
 
 __all__ = [
     "Cursor",
     "OncePerStep",
     "Recorder",
+    "branch",
     "from_host",
     "is_watched",
     "keeping",
     "kept_resources",
     "moment",
     "n_swaps",
+    "on_branch",
     "on_failure",
     "on_replay",
     "once",
@@ -42,6 +45,7 @@ _ALIGNMENT = 16
 class _Thread(threading.local):
     recorder: Recorder | None = None
     resources: dict[Any, Any] | None = None
+    branch: tuple[int, ...] = ()
 
 
 _thread = _Thread()
@@ -170,6 +174,25 @@ def keeping(resources: dict[Any, Any]) -> Iterator[None]:
         _thread.resources = before
 
 
+def branch() -> tuple[int, ...]:
+    """Return which of the streams of a captured program this thread gives work to; () for its own.
+
+    What works in memory of its own cannot be used on two of them.
+    """
+    return _thread.branch
+
+
+@contextlib.contextmanager
+def on_branch(number: int) -> Iterator[None]:
+    """Note that what this thread does goes to stream ``number`` of a captured program."""
+    before = _thread.branch
+    _thread.branch = (*before, number)
+    try:
+        yield
+    finally:
+        _thread.branch = before
+
+
 def _copy(out: Any, values: np.ndarray, n_bytes: int) -> None:
     """Start a copy to the GPU. ``values`` is pageable, so it may be changed on return."""
     runtime = _device.cupy.cuda.runtime
@@ -217,7 +240,8 @@ class _Block:
     """Memory on the GPU, its image on the host, and how much of it is taken."""
 
     def __init__(self, n_bytes: int) -> None:
-        self.device = _device.cupy.empty(n_bytes, np.uint8)
+        with apart():  # it is filled before a replay, which must not write over it
+            self.device = _device.cupy.empty(n_bytes, np.uint8)
         self.host = np.zeros(n_bytes, np.uint8)
         self.used = 0
 
@@ -246,9 +270,7 @@ class Recorder:
         self.depth = 0
         self.cursors: dict[Any, Cursor] = {}
         self._streams: list[Any] = []
-        self._blocks: list[_Block] = []
-        # From outside the graph's pool, which is not in use yet: a replay must not write over it.
-        self._blocks.append(_Block(_BLOCK_BYTES))
+        self._blocks = [_Block(_BLOCK_BYTES)]
 
     def __enter__(self) -> Recorder:
         if _thread.recorder is not None:

@@ -1,10 +1,11 @@
 """Whole steps as CUDA graphs: recorded once for each kind of arguments, then replayed.
 
-The first call with arguments of a kind runs the step eagerly, on a stream of its own, and so
-compiles, plans and creates what it needs. The second records it, into a memory pool that stays
-with the graph, and starts the graph; later ones only start it. What the host does anew in each
-step is the part of :mod:`rtxarr._replay`; what the step uses beside its arguments is seen by a
-:class:`Witness`.
+The first call with arguments of a kind runs the step eagerly, and so compiles, plans and creates
+what it needs. It stays on the current stream: what it leaves behind, such as gradients and the
+states of optimizers, lives in memory that CuPy reuses in the order of the stream it was taken on.
+The second records the step on a stream of its own, into a memory pool that stays with the graph,
+and starts the graph; later ones only start it. What the host does anew in each step is the part of
+:mod:`rtxarr._replay`; what the step uses beside its arguments is seen by a :class:`Witness`.
 """
 
 import functools
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
+from rtxarr._allocation import apart
 from rtxarr._replay import Recorder, keeping, kept_resources, n_swaps, recorder
 from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._capture_arguments import (
@@ -258,20 +260,16 @@ class Captured:
         cupy = _device.cupy
         device_id = cupy.cuda.runtime.getDevice()
         if device_id not in self._workspaces:
-            self._workspaces[device_id] = cupy.empty(blas.WORKSPACE_BYTES, np.uint8)
+            with apart():
+                self._workspaces[device_id] = cupy.empty(blas.WORKSPACE_BYTES, np.uint8)
         return self._workspaces[device_id]
 
     def _eager(self, key, leaves, structure):
-        current, own = _device.cupy.cuda.get_current_stream(), self._own_stream()
-        self._follow(current)
+        self._follow(_device.cupy.cuda.get_current_stream())
         modules, seen, resources = modules_of(self._step, leaves), Witness(), {}
-        own.wait_event(current.record())
-        try:
-            with own, keeping(resources), blas.use_workspace(self._workspace()), seen:
-                args, kwargs = unflatten(structure, [on_device(x) for x in leaves])
-                result = untracked(self._step(*args, **kwargs))
-        finally:
-            current.wait_event(own.record())
+        with keeping(resources), blas.use_workspace(self._workspace()), seen:
+            args, kwargs = unflatten(structure, [on_device(x) for x in leaves])
+            result = untracked(self._step(*args, **kwargs))
         modules = [*{**seen.modules, **modules}.values()]
         self._keep(_Case(key, modules, seen.tensors, device_arrays(leaves), resources))
         return result
@@ -369,9 +367,10 @@ class _Graph:
         # Arguments that are read where they are, and the graph's own arrays for the others.
         self.bound = {i: array_of(leaves[i]) for i in bound}
         self._inputs: list[tuple[int, Any]] = []
-        for i, x in enumerate(leaves):
-            if is_copied(x) and i not in bound:
-                self._inputs.append((i, copy_of(array_of(x))))
+        with cupy.cuda.using_allocator(self.pool.malloc):
+            for i, x in enumerate(leaves):
+                if is_copied(x) and i not in bound:
+                    self._inputs.append((i, copy_of(array_of(x))))
 
     def arguments(self, leaves):
         """Give the leaves with the graph's own arrays in place of those that are copied."""

@@ -6,6 +6,7 @@ transposes: its A is our ``b`` and its B is our ``a``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from typing import Any
@@ -60,6 +61,8 @@ _RESULT = np.dtype(
     [("algo", "u8", 8), ("workspace", "u8"), ("state", "i4"), ("waves", "f4"), ("rest", "i4", 4)]
 )
 _SCALARS = {TYPES[name]: name for name in ("float32", "float64", "complex64", "complex128")}
+
+_NO_TURN = contextlib.nullcontext()
 
 # Whether new plans time the candidates; a list, to be seen by all threads.
 autotuning = [False]
@@ -262,15 +265,16 @@ class CublasLt:
                 self._set(desc, attribute, plan.slot_address, 8)
             plan.given = pointers
         size = plan.workspace
-        workspace = self.workspace(device_id, stream) if size else 0
+        workspace, turn = self.workspace(device_id, stream) if size else (0, _NO_TURN)
         handle = self._handles[device_id]
-        for a_offset, b_offset, out_offset in plan.offsets:
-            to = out_pointer + out_offset
-            self._matmul(
-                handle, desc, plan.alpha, b_pointer + b_offset, plan.b, a_pointer + a_offset,
-                plan.a, plan.beta, addend_pointer + out_offset, plan.out, to, plan.out, plan.algo,
-                workspace, size, stream,
-            )  # fmt: skip
+        with turn:
+            for a_offset, b_offset, out_offset in plan.offsets:
+                to = out_pointer + out_offset
+                self._matmul(
+                    handle, desc, plan.alpha, b_pointer + b_offset, plan.b, a_pointer + a_offset,
+                    plan.a, plan.beta, addend_pointer + out_offset, plan.out, to, plan.out,
+                    plan.algo, workspace, size, stream,
+                )  # fmt: skip
 
     def prepare(self) -> None:
         """Create what the current device and stream need, so that a capture creates nothing."""
@@ -286,23 +290,30 @@ class CublasLt:
                 self._handles[device_id] = self._lt.create()
             return self._handles[device_id]
 
-    def workspace(self, device_id: int, stream: int) -> int:
-        """Return the address of ``WORKSPACE_BYTES`` bytes that only this stream uses."""
+    def workspace(self, device_id: int, stream: int) -> tuple[int, Any]:
+        """Return the address of ``WORKSPACE_BYTES`` bytes that only this stream uses.
+
+        And what a product holds while it is started: its kernels leave results there for one
+        another, so those of other threads must not come between them.
+        """
         own = getattr(self.thread, "workspace", None)
         if own is not None:
-            return own
+            return own, _NO_TURN
         # Handle 2 means another stream in each thread.
         key = (device_id, stream, threading.get_ident() if stream == 2 else 0)
         found = self._workspaces.get(key)
         if found is None:
             with self._lock:
-                if len(self._workspaces) >= _MAX_WORKSPACES:
-                    raise Unsupported(f"more than {_MAX_WORKSPACES} streams")
-                # Kept for good: a captured graph may hold the address. From the default pool,
-                # so that it belongs to no graph.
-                pool = self._cupy.get_default_memory_pool()
-                found = self._workspaces[key] = pool.malloc(WORKSPACE_BYTES)
-        return found.ptr
+                found = self._workspaces.get(key)
+                if found is None:
+                    if len(self._workspaces) >= _MAX_WORKSPACES:
+                        raise Unsupported(f"more than {_MAX_WORKSPACES} streams")
+                    # Kept for good: a captured graph may hold the address. From the default pool,
+                    # so that it belongs to no graph.
+                    pool = self._cupy.get_default_memory_pool()
+                    found = self._workspaces[key] = pool.malloc(WORKSPACE_BYTES), threading.Lock()
+        memory, turn = found
+        return memory.ptr, turn
 
     # ----------------------------------------------------------------------- planning
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from rtxarr import _device
-from rtxarr._replay import kept_resources
+from rtxarr._replay import branch, kept_resources
 from rtxarr.kernels.transpose import contiguous
 from rtxarr.libs._fft_plans import Pass, inverse, kept_axes, passes, scale_of
 
@@ -158,7 +158,8 @@ def _plan(one: Pass, x: Any) -> Any:
     """Give the plan of a pass over ``x``, kept."""
     double = _complex(x.dtype).itemsize == 16
     # Transforms of one plan work in the same memory: streams have their own.
-    stream = _device.cupy.cuda.get_current_stream().ptr
+    captured = kept_resources() is not None
+    stream = branch() if captured else _device.cupy.cuda.get_current_stream().ptr
     layouts = (*one.source, *one.result)
     key = ("cufft", x.data.device_id, stream, double, one.kind, one.n, layouts, one.batch)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rtxarr import _device
-from rtxarr._replay import recorder
+from rtxarr._replay import on_branch, recorder
 from rtxarr.libs import blas
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._ir import Node
@@ -277,7 +277,7 @@ class Streams:
     def on(self, number: int, *events: Any) -> Iterator[None]:
         """Make a stream the current one for a ``with`` block, after events of others."""
         self.wait(number, *events)
-        with self._streams[number]:
+        with self._streams[number], on_branch(number):
             if not self._products[number]:
                 yield
                 return

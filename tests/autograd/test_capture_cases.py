@@ -19,12 +19,14 @@ class Stream:
     ptr = 7
     capturing = False
     started = 0
+    entered = 0
 
     def __enter__(self):
+        Stream.entered += 1
         return self
 
     def __exit__(self, *exc):
-        pass
+        Stream.entered -= 1
 
     def record(self):
         return None
@@ -100,6 +102,13 @@ X = np.ones((2, 3), np.float32)
 
 def make_layer():
     return nn.Linear(3, 2, device="cpu")
+
+
+def test_what_the_eager_call_leaves_behind_is_of_the_current_stream(fake):
+    entered = []
+    run = rx.capture(lambda x: entered.append(Stream.entered))
+    calls(run, 2, X)
+    assert entered == [0, 1]
 
 
 def test_the_second_call_records_and_the_next_replay(fake):

@@ -4,8 +4,10 @@ import itertools
 import re
 import sys
 import threading
+import time
 import types
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -295,10 +297,11 @@ def test_streams_do_not_share_a_workspace(fake):
     library = blas._library()
     first = library.workspace(0, 11)
     assert library.workspace(0, 11) == first
-    assert len({first, library.workspace(0, 12), library.workspace(1, 11)}) == 3
+    places = first, library.workspace(0, 12), library.workspace(1, 11)
+    assert len({address for address, _ in places}) == 3
     own = fake.cupy.ndarray(blas.WORKSPACE_BYTES, np.uint8)
     with blas.use_workspace(own):
-        assert library.workspace(0, 11) == own.data.ptr
+        assert library.workspace(0, 11)[0] == own.data.ptr
         found = []
         thread = threading.Thread(target=lambda: found.append(library.workspace(0, 11)))
         thread.start()
@@ -307,6 +310,33 @@ def test_streams_do_not_share_a_workspace(fake):
     assert library.workspace(0, 11) == first
     with pytest.raises(ValueError, match="buffer must hold 33554432 bytes, got 8"):
         blas.use_workspace(own[:8]).__enter__()
+
+
+def test_threads_take_turns_with_the_workspace_of_a_stream(fake, monkeypatch):
+    library = blas._library()
+    pool = fake.cupy.get_default_memory_pool()
+
+    def malloc(size):
+        time.sleep(0.01)  # so that the others ask for it, too
+        return pool.malloc(size)
+
+    slow = types.SimpleNamespace(malloc=malloc)
+    monkeypatch.setattr(fake.cupy, "get_default_memory_pool", lambda: slow)
+    busy = threading.Lock()
+    matmul = library._matmul
+
+    def alone(*args):
+        assert busy.acquire(blocking=False)
+        time.sleep(0.001)
+        matmul(*args)
+        busy.release()
+
+    monkeypatch.setattr(library, "_matmul", alone)
+    a = fake.array(np.eye(4, dtype=np.float32))
+    with ThreadPoolExecutor(4) as threads:
+        for got in threads.map(lambda i: blas.matmul(a, i * a), range(12)):
+            assert got.shape == (4, 4)
+    assert len(fake.cupy.buffers) == 1
 
 
 def test_autotuning_keeps_the_fastest(fake, settings, tmp_path, monkeypatch):

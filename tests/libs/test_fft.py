@@ -1,5 +1,6 @@
 """Fourier transforms on the GPU, through plans that are kept."""
 
+import contextlib
 import types
 from concurrent.futures import ThreadPoolExecutor
 
@@ -265,6 +266,20 @@ def test_plans_are_told_apart(fake_cufft):
     fake_cufft.cuda.get_current_stream = lambda: types.SimpleNamespace(ptr=6)
     check("rfftn", rng.standard_normal((4, 6)), (6,), (1,), "ortho")
     assert FakePlan.made == 5
+
+
+def test_a_captured_step_has_a_plan_for_each_branch(fake_cufft):
+    x = np.random.default_rng(0).standard_normal((4, 6))
+    FakePlan.made = 0
+    with _replay.keeping({}):
+        for stream in (5, 6):  # the eager call and the capture are on different streams
+            fake_cufft.cuda.get_current_stream = lambda ptr=stream: types.SimpleNamespace(ptr=ptr)
+            for branches, made in (((), 1), ((1,), 2), ((1, 1), 3), ((), 3)):
+                with contextlib.ExitStack() as entered:
+                    for number in branches:
+                        entered.enter_context(_replay.on_branch(number))
+                    check("rfftn", x, (6,), (1,), "ortho")
+                assert FakePlan.made == (made if stream == 5 else 3)
 
 
 def test_plans_are_kept_with_the_captured_step():
