@@ -245,8 +245,14 @@ def _has_driver() -> bool:
 @functools.cache
 def _gpu_count() -> int:
     cupy = _cupy() if _has_driver() else None
-    # is_available() never raises; getDeviceCount() does when there is no driver.
-    return cupy.cuda.runtime.getDeviceCount() if cupy is not None and cupy.is_available() else 0
+    if cupy is None:
+        return 0
+    # CuPy's is_available() says no to one thread while another is the first to ask.
+    runtime = cupy.cuda.runtime
+    try:
+        return runtime.getDeviceCount()
+    except runtime.CUDARuntimeError:
+        return 0
 
 
 @functools.cache

@@ -118,6 +118,27 @@ def test_other_kinds_of_device_are_refused():
         Device("tpu")
 
 
+def test_gpus_are_counted_by_the_runtime_itself(monkeypatch):
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def no_driver():
+        raise CUDARuntimeError("cudaErrorInsufficientDriver")
+
+    runtime = SimpleNamespace(getDeviceCount=lambda: 3, CUDARuntimeError=CUDARuntimeError)
+    cuda = SimpleNamespace(runtime=runtime)
+    # As CuPy's does in one thread while another is the first to ask.
+    cupy = SimpleNamespace(cuda=cuda, is_available=lambda: False)
+    monkeypatch.setattr(_device, "_has_driver", lambda: True)
+    monkeypatch.setattr(_device, "_cupy", lambda: cupy)
+    count = _device._gpu_count.__wrapped__
+    assert count() == 3
+    runtime.getDeviceCount = no_driver
+    assert count() == 0
+    monkeypatch.setattr(_device, "_cupy", lambda: None)
+    assert count() == 0
+
+
 def test_a_missing_gpu_is_named_with_its_cure(monkeypatch):
     monkeypatch.setattr(_device, "_gpu_count", lambda: 0)
     monkeypatch.setattr(_device, "_cupy", lambda: None)
