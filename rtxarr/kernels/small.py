@@ -1,4 +1,7 @@
-"""Reductions of small arrays on a GPU, each in one launch: less host time than CuPy takes."""
+"""Reductions of small arrays on a GPU, each in one launch: less host time than CuPy takes.
+
+Sums over the first axes of larger ones are those of :func:`rtxarr.kernels.segment.column_sums`.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,20 @@ from rtxarr import _device
 from rtxarr._device import launch_planned, runs_here
 from rtxarr.kernels._dense import packed
 from rtxarr.kernels.multi_tensor import contiguous
+from rtxarr.kernels.segment import column_sums
 
 __all__ = ["accuracy", "fits_accuracy", "leading_sum"]
 
 # A thread adds up 128 rows at most; of larger arrays more than a block should take part.
 _MOST = 131_072
+# From so many on CuPy is slow, at a hundredth of the memory's speed.
+_FEW_COLUMNS = 8
 _MAX_CLASSES = 64
 _DTYPES = frozenset((np.dtype("float32"), np.dtype("float64")))
 
 
 def leading_sum(x: Any, axis: Any, keepdims: bool) -> Any:
-    """Give the sum over the first axes, or None for what is not small, or not here.
+    """Give the sum over the first axes, or None for what CuPy adds up as well, or is not here.
 
     Parameters
     ----------
@@ -33,8 +39,8 @@ def leading_sum(x: Any, axis: Any, keepdims: bool) -> Any:
     Returns
     -------
     array of the dtype of ``x``, or None
-        Each thread adds up some rows in order, then the threads' sums are added pairwise: equal
-        inputs give equal bits.
+        Threads add up some rows in order, then the threads' sums are added: equal inputs give
+        equal bits.
     """
     if not (x.dtype in _DTYPES and x.size and runs_here(x) and contiguous(x)):
         return None
@@ -51,19 +57,27 @@ def leading_sum(x: Any, axis: Any, keepdims: bool) -> Any:
     rest = x.shape[n_axes:]
     n_columns = math.prod(rest)
     n_rows = x.size // n_columns
+    shape = (1,) * n_axes + rest if keepdims else rest
     if n_rows * _width(n_columns) > _MOST:
-        return None
-    out = _device.empty(x, (1,) * n_axes + rest if keepdims else rest, x.dtype)
+        if n_columns < _FEW_COLUMNS:
+            return None
+        return column_sums(x.reshape(n_rows, n_columns)).reshape(shape)
+    out = _device.empty(x, shape, x.dtype)
     launch_planned(_columns, (), (x, out, n_rows, n_columns))
     return out
 
 
 def _columns(options, args):
-    from rtxarr.kernels._small_cuda import THREADS, WIDEST, column_sums
+    from rtxarr.kernels import _small_cuda
+    from rtxarr.kernels._small_cuda import THREADS, WIDEST
 
     out = args[1]
     width = min(WIDEST, _width(out.size))
-    return column_sums(out.dtype, width), -(-out.size // width), (width, THREADS // width)
+    return (
+        _small_cuda.column_sums(out.dtype, width),
+        -(-out.size // width),
+        (width, THREADS // width),
+    )
 
 
 def _width(n_columns):

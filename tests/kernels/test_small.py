@@ -45,6 +45,17 @@ def test_small_integers_are_added_exactly(place):
     assert_close(to_device(got, "cpu"), x.sum(axis=0), exact=True)
 
 
+@pytest.mark.parametrize(("dtype", "keepdims"), [("float32", False), ("float64", True)])
+def test_sums_of_many_rows(place, dtype, keepdims):
+    x = np.random.default_rng(2).standard_normal((4, 4200, 2, 4)).astype(dtype)
+    got = small.leading_sum(to_device(x, place), (0, 1), keepdims)
+    assert got.dtype == dtype
+    want = x.astype("f8").sum(axis=(0, 1), keepdims=keepdims)
+    assert_close(
+        to_device(got, "cpu"), want.astype(dtype), atol=1e-3 if dtype == "float32" else 1e-10
+    )
+
+
 @pytest.mark.parametrize(
     ("shape", "axis", "dtype"),
     [
