@@ -1,6 +1,6 @@
-"""Aggregation over the edges of an R-MAT graph, against PyG, torch.sparse and CuPy's sparse matrix.
+"""Aggregation over the edges of a random graph, against PyG, torch.sparse and CuPy's sparse matrix.
 
-The graph is made on the device. Each side runs alone, and what it held is given back before the
+The graph is made on the device: R-MAT's, which is skewed, or one with all edges equally likely. Each side runs alone, and what it held is given back before the
 next one: some need most of the memory. Figures are medians over rounds, with their quartiles,
 beside two floors: the bytes that must move when no row is read twice from memory ("compulsory"),
 and when every edge reads its row ("no reuse"); on a skewed graph the cache gives many rows again,
@@ -12,6 +12,7 @@ round beyond what was there before it.
 import argparse
 import functools
 import gc
+import itertools
 import json
 import statistics
 import sys
@@ -55,6 +56,16 @@ def rmat(scale, edge_factor, device):
     return geom.from_chunks(edges, n_nodes=edges.n_nodes, device=device)
 
 
+def uniform(scale, edge_factor, device):
+    """Give a graph of 2**scale nodes whose edges are any, each as likely."""
+    rng, shape = Generator(1), (2, edge_factor << scale)
+    edges = rng.integers(0, 1 << scale, shape, dtype="int32", device=device)
+    return geom.Graph.from_edges(*edges, n_nodes=1 << scale)
+
+
+GRAPHS = {"rmat": rmat, "uniform": uniform}
+
+
 # ------------------------------------------------------------------------------------- the sides
 # Each takes (op, graph, x, gradient or None) and gives a function that gives the result.
 
@@ -66,10 +77,12 @@ def layer_of(library, op, width, **options):
     return kind(width, width // options.get("heads", 1), add_self_loops=False, **options)
 
 
-def ours(op, graph, x, grad):
+def ours(op, graph, x, grad, *, bias=False):
     layer = None
+    if bias and op not in LAYERS:
+        raise Missing("only layers have a bias")
     if op in LAYERS:
-        options = {"bias": False, "device": graph.device, "dtype": x.dtype}
+        options = {"bias": bias, "device": graph.device, "dtype": x.dtype}
         layer = layer_of(geom, op, x.shape[1], **options)
     data = x if grad is None else rx.Tensor(x, requires_grad=True)
 
@@ -161,6 +174,7 @@ def cupyx(op, graph, x, grad):
 
 SIDES = {
     "rtxarr": ours,
+    "rtxarr biased": functools.partial(ours, bias=True),
     "torch.sparse": torch_sparse,
     "PyG": pyg,
     "PyG cached": functools.partial(pyg, cached=True),
@@ -258,11 +272,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scale", type=int, default=22, help="the graph has 2**scale nodes")
     parser.add_argument("--edge-factor", type=int, default=16)
-    parser.add_argument("--features", type=int, default=128)
+    parser.add_argument("--graph", choices=list(GRAPHS), default="rmat")
+    parser.add_argument("--features", type=int, nargs="+", default=[128])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=95, help="no side begins after that")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="cuda where there is one")
     parser.add_argument("--ops", nargs="+", choices=["sum", "mean", "max", *LAYERS])
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "float16", "bfloat16"])
+    parser.add_argument("--forward", action="store_true", help="without backward passes")
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=list(SIDES))
     parser.add_argument("--json", help="also write the figures to this file, as they come")
     options = parser.parse_args()
@@ -276,7 +293,7 @@ def main():
             continue
     rate = copy_rate(device)
     with rx.device(device):
-        graph = rmat(options.scale, options.edge_factor, device)
+        graph = GRAPHS[options.graph](options.scale, options.edge_factor, device)
         degrees = graph.in_degrees
         rows = {int(degrees.argmax())}
         rng = Generator(3)
@@ -288,12 +305,14 @@ def main():
     }  # fmt: skip
     print(f"{device}: a copy moves {rate / 1e9:.0f} GB/s; {report['graph']}", flush=True)
     free(device)
-    for op, dtype, backward in CASES:
-        if options.ops and op not in options.ops:
+    for n_features, (op, dtype, backward) in itertools.product(options.features, CASES):
+        if (options.ops and op not in options.ops) or (backward and options.forward):
             continue
-        title = f"{op} {dtype} {'forward+backward' if backward else 'forward'}"
+        if options.dtypes and dtype not in options.dtypes:
+            continue
+        title = f"{op} {dtype} {'forward+backward' if backward else 'forward'}, F={n_features}"
         with rx.device(device):
-            shape = graph.n_nodes, options.features
+            shape = graph.n_nodes, n_features
             x = rx.astype(Generator(2).normal(shape, dtype="float32", device=device), dtype)
             grad = rx.ones(x.shape, dtype=x.dtype, device=device) if backward else None
         bounds = [n / rate for n in floors(graph, x, backward)]
