@@ -1,12 +1,13 @@
 """Aggregation over the edges of a random graph, against PyG, torch.sparse and CuPy's sparse matrix.
 
-The graph is made on the device: R-MAT's, which is skewed, or one with all edges equally likely. Each side runs alone, and what it held is given back before the
-next one: some need most of the memory. Figures are medians over rounds, with their quartiles,
-beside two floors: the bytes that must move when no row is read twice from memory ("compulsory"),
-and when every edge reads its row ("no reuse"); on a skewed graph the cache gives many rows again,
-so the time may lie below the second one. For forward and backward passes the floors count twice.
-``error`` is that of some rows, the longest among them, against float64. Memory is the peak of a
-round beyond what was there before it.
+The graph is made on the device: R-MAT's, which is skewed, or one with all edges equally likely.
+Each side runs alone, and what it held is given back before the next one: some need most of the
+memory. Figures are medians over rounds, with their quartiles, beside two floors: the bytes that
+must move when no row is read twice from memory ("compulsory"), and when every edge reads its row
+("no reuse"); on a skewed graph the cache gives many rows again, so the time may lie below the
+second one. For forward and backward passes the floors count twice. ``error`` is that of some rows,
+the longest among them, against float64. Memory is the peak of a round beyond what was there before
+it.
 """
 
 import argparse
