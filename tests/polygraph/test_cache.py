@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from rtxarr.polygraph import _cache
+from rtxarr.polygraph import _cache, _cuda_backend
 from rtxarr.polygraph._cache import KernelCache
+from rtxarr.polygraph.codegen import _llvm
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,47 @@ def test_a_damaged_file_is_compiled_anew(folder, damage):
     assert cache.get("k", lambda: b"code") == b"code"
     assert cache.info().compiled == 1
     assert KernelCache().get("k", never) == b"code"
+
+
+def test_other_tools_compile_anew(monkeypatch):
+    monkeypatch.setattr(_cache, "kernels", KernelCache())
+    found = {"version": "13.0", "options": ["--std=c++17"]}
+    compiled = []
+
+    def compile_text(text, cc, *, strict):
+        compiled.append(cc)
+        return b"cubin", ""
+
+    tools = _cuda_backend._nvrtc
+    monkeypatch.setattr(tools, "version", lambda: found["version"])
+    monkeypatch.setattr(tools, "options", lambda cc, *, strict: found["options"])
+    monkeypatch.setattr(tools, "compile_text", compile_text)
+
+    def count(cc=(9, 0), text="void f() {}"):
+        for _ in range(2):
+            _cuda_backend.machine_code(text, cc, strict=True)
+        return len(compiled)
+
+    assert count() == 1
+    assert count(cc=(8, 0)) == 2
+    assert count(text="void g() {}") == 3
+    found["version"] = "13.1"
+    assert count() == 4
+    found["options"] = ["--std=c++17", "--fmad=false"]
+    assert count() == 5
+
+
+def test_another_processor_or_llvm_compiles_anew(monkeypatch):
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr(_cache, "kernels", KernelCache())
+    text = "define i32 @kernel() {\n  ret i32 7\n}\n"
+    here = _llvm._circumstances()
+    for i in range(len(here)):
+        other = (*here[:i], here[i] + "-other", *here[i + 1 :])
+        for circumstances in (here, other):
+            monkeypatch.setattr(_llvm, "_circumstances", lambda found=circumstances: found)
+            assert _llvm.Module(text).function("kernel", [])() == 7
+        assert _cache.kernels.info().compiled == i + 2
 
 
 def test_threads_compile_a_key_once():

@@ -277,20 +277,21 @@ def test_signs_rounding_and_clipping():
 
 _PROCESS = """
 import numpy as np
+import {xp} as xp
 import rtxarr as rx
 from rtxarr.polygraph import cache_info
 f = rx.fuse(lambda x: np.sqrt(x * 3.25 + 1) - x)
-x = np.arange(5000, dtype="f4")
-assert (f(x) == np.sqrt(x * np.float32(3.25) + 1) - x).all()
+x = xp.arange(5000, dtype="f4")
+assert (f(x) == xp.sqrt(x * np.float32(3.25) + 1) - x).all()
 assert not f.reasons, f.reasons
 print(cache_info().compiled)
 """
 
 
-def _compiled_by(folder, n):
+def _compiled_by(folder, n, xp="numpy"):
     """Start processes together; return how many kernels they compiled."""
     own = {**os.environ, "RTXARR_CACHE_DIR": str(folder)}
-    command = [sys.executable, "-c", _PROCESS]
+    command = [sys.executable, "-c", _PROCESS.format(xp=xp)]
     started = [
         subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) for _ in range(n)
     ]
@@ -304,8 +305,13 @@ def test_processes_that_need_one_kernel_compile_it_once(tmp_path):
     assert _compiled_by(tmp_path, 3) == 1
 
 
+@pytest.mark.gpu
+def test_gpu_sixteen_processes_compile_a_kernel_once(tmp_path):
+    assert _compiled_by(tmp_path, 16, "cupy") == 1
+
+
 def test_a_kernel_is_found_by_the_next_process(tmp_path):
-    """cupy#7391, chainer#1348; that other versions and devices have other keys: test_cache."""
+    """cupy#7391, chainer#1348; other tools and devices have other keys: test_cache."""
     assert _compiled_by(tmp_path, 1) == 1
     assert _compiled_by(tmp_path, 1) == 0
     (file,) = (f for f in tmp_path.rglob("polygraph-*") if f.stat().st_size > 100)
