@@ -332,9 +332,9 @@ def _gpu(index: int) -> Device:
 
 
 def _is_cupy_device(x: Any) -> bool:
-    # Only a program that has CuPy loaded can hold one of its devices.
-    cupy = sys.modules.get("cupy")
-    return cupy is not None and isinstance(x, cupy.cuda.Device)
+    # Only a program that has CuPy loaded can hold one; another thread may still be importing it.
+    kind = getattr(getattr(sys.modules.get("cupy"), "cuda", None), "Device", None)
+    return kind is not None and isinstance(x, kind)
 
 
 @functools.cache

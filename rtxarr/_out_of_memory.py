@@ -28,7 +28,9 @@ def explain_out_of_memory(error: MemoryError, place: Any = None) -> None:
     place : Device, default the one that CuPy is using
     """
     cupy: Any = sys.modules.get("cupy")
-    if cupy is None or not isinstance(error, cupy.cuda.memory.OutOfMemoryError):
+    # Another thread may still be importing it.
+    memory = getattr(getattr(cupy, "cuda", None), "memory", None)
+    if memory is None or not isinstance(error, memory.OutOfMemoryError):
         return
     if str(error).startswith("no room"):
         return

@@ -31,6 +31,7 @@ from rtxarr._device import (
     namespace,
     to_device,
 )
+from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr.testing import assert_close
 
 needs_cuda_packages = pytest.mark.skipif(
@@ -137,6 +138,15 @@ def test_gpus_are_counted_by_the_runtime_itself(monkeypatch):
     assert count() == 0
     monkeypatch.setattr(_device, "_cupy", lambda: None)
     assert count() == 0
+
+
+def test_a_device_is_asked_for_while_cupy_is_imported(monkeypatch):
+    for half in (SimpleNamespace(), SimpleNamespace(cuda=SimpleNamespace())):
+        monkeypatch.setitem(sys.modules, "cupy", half)
+        assert device("cpu") == "cpu"
+        error = MemoryError("of NumPy's")
+        explain_out_of_memory(error)
+        assert str(error) == "of NumPy's"
 
 
 def test_a_missing_gpu_is_named_with_its_cure(monkeypatch):
