@@ -9,6 +9,11 @@ import pytest
 
 SIMULATING = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 
+if SIMULATING:
+    from . import turns
+
+    turns.install()
+
 
 def pytest_collection_modifyitems(config, items):
     if not SIMULATING:
