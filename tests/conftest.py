@@ -6,6 +6,7 @@ extensions), which is not among the default ones.
 """
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import os
@@ -54,6 +55,29 @@ def pytest_collection_modifyitems(items):
         for marker, reason in missing.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # at the end nobody waits
+
+
+def pytest_collection_finish():
+    gc.freeze()  # the tests themselves, which would take each gc.collect() a quarter of a second
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes():
+    """Let BLAS run in one thread: there is a process for each core."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let idle processes take tests of busy ones, where no other way was asked for."""
+    if config.option.dist == "load":
+        from xdist.scheduler import WorkStealingScheduling
+
+        return WorkStealingScheduling(config, log)
+    return None
 
 
 class _ReadOnlyNumPy:
