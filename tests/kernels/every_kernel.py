@@ -161,7 +161,7 @@ def cross_entropy_cases():
             signature = (values, ("int64", 1, "C"), ("bool", 1, "C"), sums, sums, *numbers)
             yield f"label-losses-{n}-{name}-{flags}", label_losses(dtype, plan, *flags), signature
             kernel = label_gradient(dtype, plan, flags[0])
-            for grad in (sums, (scalar, 1, "A")):
+            for grad in (sums, (scalar, 1, "A")) if flags[0] else (sums,):
                 signature = (values, sums, grad, grad, ("int32", 1, "C"), values, *numbers)
                 yield f"label-gradient-{n}-{name}-{flags[0]}-{grad[2]}", kernel, signature
 
@@ -190,7 +190,7 @@ def group_norm_cases():
         dtype, values, sums = dtype_of(name), (name, 1, "C"), (scalar, 1, "C")
         wide, affine = name != "float64", (*(values,) * 4, sums, sums)
         plan = plan_rows(4096, dtype, wide=wide, pieces=_PIECES, most=16, lanes=_LANES)
-        for silu in (False, True):
+        for silu in (False, True) if name == "float32" else (True,):
             last = channels_last(dtype, wide, (40, 8), (True, True), silu)
             both = [
                 channels_first(dtype, plan, (True, True), silu, ahead) for ahead in (False, True)
@@ -208,6 +208,8 @@ def group_norm_cases():
                         *numbers,
                     ),
                 }
+                if silu and name == "float32":
+                    del signatures["sums"]  # the same as without
                 for key, signature in signatures.items():
                     title = f"channels-{kind}-{name}{'-silu' * silu}-{key}"
                     yield title, getattr(found, key), signature
