@@ -23,6 +23,7 @@ from rtxarr.recipes import gcn_cora
 
 RTX = [sys.executable, str(Path(__file__).parents[2] / "_rtx.py")]
 SMALL = ["--set", "epochs=2", "--set", "hidden=4", "--device", "cpu"]
+QUICK = ["conv-digits", "--set", "epochs=2", "--set", "channels=4", "--device", "cpu"]
 FILES = {
     "checkpoint.safetensors",
     "config.json",
@@ -235,12 +236,12 @@ def test_a_file_in_the_place_of_a_folder_is_reported(tmp_path, args):
 
 
 def test_runs_started_at_once_get_folders_of_their_own(tmp_path):
-    command = [*RTX, "train", *SMALL]
+    command = [*RTX, "train", *QUICK]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
     lines = [process.communicate(timeout=60)[0].decode().splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     folders = {path.name for path in (tmp_path / "runs").iterdir()}
-    assert folders == {"gcn-cora", "gcn-cora-2"}
+    assert folders == {"conv-digits", "conv-digits-2"}
     assert {said[0].rpartition("/")[2] for said in lines} == folders
 
 
@@ -253,7 +254,7 @@ def test_listing_has_no_temporary_files(tmp_path, monkeypatch):
     assert ".tmp" not in invoke(*SMALL).output
 
 
-@pytest.mark.parametrize("args", [["train", *SMALL], ["train", "--list"], ["info"], ["--version"]])
+@pytest.mark.parametrize("args", [["train", *QUICK], ["train", "--list"], ["info"], ["--version"]])
 def test_closed_output_does_no_harm(args):
     command = shlex.join([*RTX, *args])
     result = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True)
@@ -297,7 +298,7 @@ def test_list_shows_recipes_and_their_settings():
 
 
 def test_output_without_a_terminal_is_plain_lines():
-    result = subprocess.run([*RTX, "train", *SMALL], capture_output=True, text=True, check=True)
+    result = subprocess.run([*RTX, "train", *QUICK], capture_output=True, text=True, check=True)
     assert result.stderr == ""
     lines = result.stdout.splitlines()
     assert not re.search(r"[\x1b\r]", result.stdout)
@@ -332,7 +333,7 @@ def shown_on_a_terminal(*args, **environment):
 
 def test_terminal_without_unicode_gets_lines():
     shown = shown_on_a_terminal(
-        *SMALL, "--out", "läufe", LC_ALL="C", PYTHONIOENCODING="ascii", COLUMNS="40"
+        *QUICK, "--out", "läufe", LC_ALL="C", PYTHONIOENCODING="ascii", COLUMNS="40"
     )
     assert b"into l\\xe4ufe" in shown
     assert b"epoch 2/2  loss" in shown
@@ -340,7 +341,7 @@ def test_terminal_without_unicode_gets_lines():
 
 
 def test_terminal_gets_a_progress_bar():
-    shown = shown_on_a_terminal(*SMALL, COLUMNS="120", LINES="40")
+    shown = shown_on_a_terminal(*QUICK, COLUMNS="120", LINES="40")
     text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
     assert "epoch 2/2" in text
     assert "━" in text
