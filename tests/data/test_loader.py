@@ -22,6 +22,12 @@ def threads():
     return [t for t in threading.enumerate() if t.name == "rtxarr-prefetch"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def older_objects_are_left_alone():
+    gc.collect()
+    gc.freeze()  # those of a session take gc.collect() a tenth of a second
+
+
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     gc.collect()
