@@ -3,6 +3,7 @@
 import rtxarr as rx
 from rtxarr import geom, nn
 from rtxarr.data import load_cora
+from rtxarr.recipes._config import low_precision
 from rtxarr.recipes._recipe import Recipe
 
 TOPICS = (
@@ -21,10 +22,12 @@ class CoraRecipe(Recipe):
 
     ``words`` are the values, at the places of ``pattern``, of the sparse matrix that has a row for
     each paper: each of its words gets the same share. ``read`` gives another citation graph in a
-    subclass.
+    subclass, ``precision`` that of the products, and ``schedule`` the learning rate of each epoch.
     """
 
     read = staticmethod(load_cora)
+    precision = "float32"
+    schedule = None
 
     def load(self):
         """Read the data onto the current device."""
@@ -44,14 +47,15 @@ class CoraRecipe(Recipe):
 
     def train_epoch(self, epoch, progress):
         self.model.train()
+        if self.schedule is not None:
+            self.optimizer.lr = self.schedule(epoch)
         return self.captured(self.step)()
 
     def step(self):
         """Make one step of the optimizer, over the whole graph; give the loss and accuracy."""
         self.optimizer.zero_grad()
         loss, logits = self.loss("train")
-        loss.backward()
-        self.optimizer.step()
+        self.minimize(loss)
         return loss.data, self.accuracy("train", logits)
 
     def evaluate(self, part):
@@ -66,8 +70,9 @@ class CoraRecipe(Recipe):
 
     def loss(self, part):
         """Give the mean cross entropy over the nodes of a part, and the logits of all nodes."""
-        logits = self.model(self.graph, self.words, self.pattern)
-        return rx.sum(rx.soft_cross_entropy(logits, self.targets[part])), logits
+        with low_precision(self.precision):
+            logits = self.model(self.graph, self.words, self.pattern)
+            return rx.sum(rx.soft_cross_entropy(logits, self.targets[part])), logits
 
     def accuracy(self, part, logits):
         return nn.accuracy(logits.data, self.answers[part], ignore_index=-1)

@@ -9,7 +9,7 @@ import dataclasses
 import rtxarr as rx
 from rtxarr import geom, nn, optim
 from rtxarr.recipes import _pictures
-from rtxarr.recipes._config import Config, option
+from rtxarr.recipes._config import Config, option, precision_option
 from rtxarr.recipes._cora import TOPICS, CoraRecipe
 from rtxarr.recipes._explanation_picture import draw_explanation, mixed_node
 from rtxarr.recipes._layout import neighbor_layout
@@ -24,6 +24,8 @@ class GCNConfig(Config):
     dropout: float = option(0.5, "share of features and hidden units dropped", at_least=0, below=1)
     lr: float = option(0.01, "learning rate of Adam", above=0)
     weight_decay: float = option(5e-4, "L2 penalty of the first layer's weights", at_least=0)
+    schedule: bool = option(False, "warm the learning rate up, then lower it along a cosine")
+    precision: str = precision_option()
     explain: int = option(
         -1, "number of the paper that is explained; -1: a test paper among mixed topics",
         at_least=-1, below=2708,
@@ -73,6 +75,10 @@ class Recipe(CoraRecipe):
         first = {"params": [model.conv1.lin.weight], "weight_decay": config.weight_decay}
         rest = {"params": [model.conv1.bias, *model.conv2.parameters()]}
         self.optimizer = optim.Adam([first, rest], lr=config.lr)
+        if config.schedule:
+            n_steps = config.epochs
+            self.schedule = optim.CosineSchedule(config.lr, n_steps, warmup=n_steps // 10)
+        self.precision, self.scaler = config.precision, self.loss_scaler(config)
 
     def finish(self, folder):
         self.model.eval()
