@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import rtxarr as rx
 from rtxarr import cli
+from rtxarr.autograd import Captured
 from rtxarr.cli import _train
 from rtxarr.cli._app import app
 from rtxarr.data import load_checkpoint, save_checkpoint
 from rtxarr.data._atomic import atomic_write
-from rtxarr.recipes import gcn_cora
+from rtxarr.recipes import _run, gcn_cora
 
 RTX = [sys.executable, str(Path(__file__).parents[2] / "_rtx.py")]
 SMALL = ["--set", "epochs=2", "--set", "hidden=4", "--device", "cpu"]
@@ -287,6 +289,72 @@ def test_stopping_at_once_says_how_to_go_on(monkeypatch):
     monkeypatch.setattr(gcn_cora.Recipe, "__init__", stop)
     result = invoke(*SMALL, "--out", "c")
     assert result.output.endswith("stopped at once; nothing is saved\n")
+
+
+class Pretended:
+    """A device that says that it is a GPU."""
+
+    kind = "cuda"
+
+    def __init__(self, place):
+        self._place = place
+
+    def __enter__(self):
+        return self._place.__enter__()
+
+    def __exit__(self, *exc):
+        return self._place.__exit__(*exc)
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "options", "wanted"),
+    [
+        (True, [], ["jit step", "jit measure"]),
+        (True, ["--no-fuse"], ["capture step", "capture measure"]),
+        (True, ["--no-capture"], []),
+        (False, [], []),
+        (False, ["--capture"], ["capture step", "capture measure"]),
+    ],
+)
+def test_steps_are_captured_where_there_is_a_gpu(monkeypatch, on_gpu, options, wanted):
+    made = []
+
+    def capture(step):
+        made.append(f"capture {step.__name__}")
+        return step
+
+    def jit(step, *, capture):
+        assert capture
+        made.append(f"jit {step.__name__}")
+        return step
+
+    monkeypatch.setattr(rx, "capture", capture)
+    monkeypatch.setattr(rx, "jit", jit)
+    if on_gpu:
+        monkeypatch.setattr(_run, "get_device", Pretended)
+    result = invoke(*SMALL, *options)
+    assert result.exit_code == 0, result.output
+    assert made == wanted
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("options", "n_captured"), [([], 2), (["--no-fuse"], 2), (["--no-capture"], 0)]
+)
+def test_gpu_runs_replay_graphs_unless_told_otherwise(monkeypatch, options, n_captured):
+    recorded = []
+    record = Captured._record
+
+    def noted(self, *args):
+        record(self, *args)
+        recorded.append(self)
+
+    monkeypatch.setattr(Captured, "_record", noted)
+    settings = ["--set", "epochs=4", "--set", "hidden=4"]
+    result = invoke(*settings, *options)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("gcn-cora on cuda:0")
+    assert len({*map(id, recorded)}) == n_captured
 
 
 def test_list_shows_recipes_and_their_settings():
