@@ -361,12 +361,7 @@ def test_the_case_unused_for_longest_goes(fake):
     for x in (a, b):
         calls(run, 2, x)
     run(a)
-    with (
-        pytest.warns(RuntimeWarning, match="kinds of arguments in a row")
-        if False
-        else (contextlib.nullcontext())
-    ):
-        calls(run, 2, c)
+    calls(run, 2, c)
     assert run.n_graphs == 2
     assert calls(run, 1, a) == 0
     assert calls(run, 2, b) == 1
