@@ -149,6 +149,31 @@ def test_a_device_is_asked_for_while_cupy_is_imported(monkeypatch):
         assert str(error) == "of NumPy's"
 
 
+@pytest.mark.parametrize("spec", ["auto", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_threads_that_are_the_first_to_ask_for_a_device(spec):
+    code = f"""
+import threading
+import rtxarr as rx
+
+start, found = threading.Barrier(8), []
+
+def ask():
+    start.wait()
+    try:
+        found.append(str(rx.device({spec!r})))
+    except Exception as error:
+        found.append(repr(error))
+
+threads = [threading.Thread(target=ask) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(*found, sep="\\n")
+"""
+    assert run_python(code).splitlines() == 8 * [str(device(spec))]
+
+
 def test_a_missing_gpu_is_named_with_its_cure(monkeypatch):
     monkeypatch.setattr(_device, "_gpu_count", lambda: 0)
     monkeypatch.setattr(_device, "_cupy", lambda: None)
