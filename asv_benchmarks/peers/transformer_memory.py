@@ -4,7 +4,9 @@ Six pre-norm blocks between an embedding and a projection to the vocabulary, cau
 with dropout; a step is forward, cross entropy, backward and AdamW. Each side runs in a process of
 its own and is measured by its own allocator, from before the model is made: NumPy by tracemalloc,
 CuPy by a memory hook, PyTorch by its profiler on the CPU and by `max_memory_allocated` on a GPU.
-The peak is that of the third step, when the optimizer's state is there.
+The peak is that of the third step, when the optimizer's state is there. On a GPU that step is
+captured unless told otherwise: a replay, for which all that the graph's memory pools have reserved
+counts. PyTorch's is eager.
 """
 
 import argparse
@@ -32,7 +34,7 @@ def tokens(sizes):
 # ------------------------------------------------------------------------------------- rtxarr
 
 
-def rtxarr_peak(device, sizes, dropout):
+def rtxarr_peak(device, sizes, options):
     import rtxarr as rx
     from rtxarr import nn, optim
 
@@ -41,7 +43,7 @@ def rtxarr_peak(device, sizes, dropout):
             d = sizes["d_model"]
             self.embedding = nn.Embedding(sizes["vocabulary"], d)
             self.blocks = [
-                nn.TransformerBlock(d, sizes["n_heads"], causal=True, dropout=dropout)
+                nn.TransformerBlock(d, sizes["n_heads"], causal=True, dropout=options.dropout)
                 for _ in range(N_LAYERS)
             ]
             self.norm = nn.LayerNorm(d)
@@ -53,27 +55,38 @@ def rtxarr_peak(device, sizes, dropout):
                 x = block(x)
             return self.out(self.norm(x))
 
-    def train(reset):
+    def train(reset, private=lambda: 0):
         with rx.device(device):
             model = Model()
             optimizer = optim.AdamW(model.parameters(), lr=1e-4)
             x, y = (rx.asarray(a, device=device) for a in tokens(sizes))
-            for step in range(N_STEPS):
-                if step == N_STEPS - 1:
-                    reset()
+
+            def step(x, y):
                 optimizer.zero_grad()
-                loss = nn.cross_entropy(model(x), y)
+                with rx.autocast(None if options.precision == "float32" else options.precision):
+                    loss = nn.cross_entropy(model(x), y)
                 loss.backward()
                 optimizer.step()
-            return loss.item()
+                return loss
+
+            run = rx.capture(step) if options.captured else step
+            for i in range(N_STEPS):
+                if i == N_STEPS - 1:
+                    reset()
+                loss = run(x, y)
+            if options.captured and device != "cpu":
+                assert run.n_captures == 1
+            return loss.item(), private()
 
     if device == "cpu":
         import tracemalloc
 
         train(lambda: None)  # imports and compiles, which tracemalloc would count too
         tracemalloc.start()
-        loss = train(tracemalloc.reset_peak)
+        loss, _ = train(tracemalloc.reset_peak)
         return tracemalloc.get_traced_memory()[1], loss
+
+    import weakref
 
     import cupy
 
@@ -90,16 +103,28 @@ def rtxarr_peak(device, sizes, dropout):
         def reset(self):
             self.peak = self.used
 
+    pools = weakref.WeakSet()
+
+    class Pool(cupy.cuda.MemoryPool):
+        def __init__(self):
+            super().__init__()
+            pools.add(self)
+
+    def unused():
+        """Give the bytes that pools of graphs keep though no array lies there now."""
+        return sum(pool.free_bytes() for pool in pools)
+
+    cupy.cuda.MemoryPool = Pool
     hook = Peak()
     with hook:
-        loss = train(hook.reset)
-    return hook.peak, loss
+        loss, kept = train(hook.reset, unused)
+    return hook.peak + kept, loss
 
 
 # -------------------------------------------------------------------------------------- torch
 
 
-def torch_peak(device, sizes, dropout):
+def torch_peak(device, sizes, options):
     import torch
     from torch import nn
 
@@ -113,7 +138,7 @@ def torch_peak(device, sizes, dropout):
             self.query, self.key, self.value = (nn.Linear(d, d) for _ in range(3))
             self.out = nn.Linear(d, d)
             self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
-            self.dropout = nn.Dropout(dropout)
+            self.dropout = nn.Dropout(options.dropout)
 
         def attend(self, x):
             batch, seq_len, d = x.shape
@@ -122,7 +147,7 @@ def torch_peak(device, sizes, dropout):
                 for layer in (self.query, self.key, self.value)
             )
             y = nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, dropout_p=dropout
+                q, k, v, is_causal=True, dropout_p=options.dropout
             )
             return self.out(y.transpose(1, 2).reshape(batch, seq_len, d))
 
@@ -140,11 +165,13 @@ def torch_peak(device, sizes, dropout):
         ).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         x, y = (torch.as_tensor(a, device=device) for a in tokens(sizes))
+        is_low = options.precision != "float32"
         for step in range(N_STEPS):
             if step == N_STEPS - 1:
                 reset()
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+            with torch.autocast(device, torch.bfloat16, enabled=is_low):
+                loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
             loss.backward()
             optimizer.step()
         return loss.item()
@@ -175,10 +202,12 @@ def torch_peak(device, sizes, dropout):
 # ------------------------------------------------------------------------------------- report
 
 
-def run(side, device, dropout):
+def run(side, device, dropout, options):
     """Measure one side in a fresh process; None when it is not installed."""
     command = [sys.executable, __file__, "--side", side, "--device", device]
-    done = subprocess.run([*command, "--dropout", str(dropout)], capture_output=True, text=True)
+    command += ["--dropout", str(dropout), "--precision", options.precision]
+    command += [f"--{'' if options.captured else 'no-'}captured"]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         print(f"{side}:", done.stderr.splitlines()[-1] if done.stderr else "failed")
         return None
@@ -200,13 +229,18 @@ def versions():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", help="cpu or cuda; all there are by default")
+    parser.add_argument("--dropout", type=float, help="a rate; 0 and 0.1 by default")
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument(
+        "--captured", action=argparse.BooleanOptionalAction, default=True,
+        help="on a GPU: the replay of a captured step, beside PyTorch's eager one",
+    )  # fmt: skip
     parser.add_argument("--json", help="also write the figures to this file")
     parser.add_argument("--side", choices=["rtxarr", "torch"], help=argparse.SUPPRESS)
-    parser.add_argument("--dropout", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         measure = rtxarr_peak if options.side == "rtxarr" else torch_peak
-        peak, loss = measure(options.device, SIZES[options.device], options.dropout)
+        peak, loss = measure(options.device, SIZES[options.device], options)
         print(json.dumps({"peak_bytes": peak, "loss": loss}))
         return
 
@@ -214,18 +248,22 @@ def main():
 
     devices = ["cpu", *(["cuda"] if len(rx.devices()) > 1 else [])]
     report = {"versions": versions(), "n_layers": N_LAYERS, "sizes": SIZES, "cases": []}
-    print("peak MiB of a training step; goal: at most 1.05 times torch's")
-    print(f"{'device':8} {'dropout':>8} {'rtxarr':>10} {'torch':>10} {'ratio':>7}")
+    print(f"peak MiB of a training step in {options.precision}; goal: at most 1.05 times torch's")
+    print(f"{'device':8} {'step':>8} {'dropout':>8} {'rtxarr':>10} {'torch':>10} {'ratio':>7}")
     for device in [options.device] if options.device else devices:
-        for dropout in RATES:
-            sides = {side: run(side, device, dropout) for side in ("rtxarr", "torch")}
-            case = {"device": device, "dropout": dropout, **sides, "ratio": None}
+        step = "captured" if options.captured and device != "cpu" else "eager"
+        for dropout in RATES if options.dropout is None else [options.dropout]:
+            sides = {side: run(side, device, dropout, options) for side in ("rtxarr", "torch")}
+            case = {
+                "device": device, "step": step, "precision": options.precision, "dropout": dropout,
+                **sides, "ratio": None,
+            }  # fmt: skip
             mib = [f"{s['peak_bytes'] / 2**20:.1f}" if s else "-" for s in sides.values()]
             if all(sides.values()):
                 case["ratio"] = sides["rtxarr"]["peak_bytes"] / sides["torch"]["peak_bytes"]
             report["cases"].append(case)
             ratio = f"{case['ratio']:.3f}" if case["ratio"] else "-"
-            print(f"{device:8} {dropout:8} {mib[0]:>10} {mib[1]:>10} {ratio:>7}")
+            print(f"{device:8} {step:>8} {dropout:8} {mib[0]:>10} {mib[1]:>10} {ratio:>7}")
     if options.json:
         with open(options.json, "w") as file:
             json.dump(report, file, indent=1)
