@@ -180,15 +180,21 @@ def test_plans_make_up_transforms(fake_cufft, name, norm):
                 check(name, x.real.copy(), s, axes, norm)
 
 
+def random_case(rng):
+    """Give the shape of an array, axes, and how many points to have along each of them."""
+    shape = tuple(int(n) for n in rng.integers(1, 6, rng.integers(1, 6)))
+    axes = rng.permutation(len(shape))[: rng.integers(1, len(shape) + 1)]
+    axes = tuple(int(a) for a in axes)
+    s = tuple(int(rng.integers(1, 7)) if rng.random() < 0.3 else shape[a] for a in axes)
+    return shape, axes, s
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_random_transforms(fake_cufft, monkeypatch, name):
     rng = np.random.default_rng(3)
     for i in range(150):
         monkeypatch.setattr(_fft_plans, "_LARGE", int(rng.choice([1, 30, 1 << 22])))
-        shape = tuple(int(n) for n in rng.integers(1, 6, rng.integers(1, 6)))
-        axes = rng.permutation(len(shape))[: rng.integers(1, len(shape) + 1)]
-        axes = tuple(int(a) for a in axes)
-        s = tuple(int(rng.integers(1, 7)) if rng.random() < 0.3 else shape[a] for a in axes)
+        shape, axes, s = random_case(rng)
         x = array(name, rng, shape, single=bool(i % 2))
         if rng.random() < 0.3:
             x = np.repeat(x, 2, axis=0)[::2]
@@ -340,6 +346,48 @@ def test_gpu_transforms_match_numpy(monkeypatch, name, norm, single):
                     assert_close(cupy.asnumpy(given), x, exact=True)
                 owned = provider.transform(name, cupy.asarray(x), s, axes, norm, owned=True)
                 assert owned.tobytes() == got.tobytes()
+
+
+def differentiated(name, x, g, s, axes, norm):
+    """Give a transform, and the gradient of ``x`` for one of the result."""
+    x = rx.Tensor(x, requires_grad=True)
+    out = getattr(rx.fft, name)(x, s=s, axes=axes, norm=norm)
+    out.backward(g)
+    return out.data, x.grad
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_gpu_random_transforms_and_gradients(monkeypatch, name):
+    """Against NumPy, and gradients against those of float64 on the CPU."""
+    cupy = _device.cupy
+    rng = np.random.default_rng(8)
+    for i in range(60):
+        monkeypatch.setattr(_fft_plans, "_LARGE", int(rng.choice([1, 30, 1 << 22])))
+        shape, axes, s = random_case(rng)
+        single = bool(i % 2)
+        x = array(name, rng, shape, single=single)
+        norm = ("backward", "ortho", "forward")[i % 3]
+        wide = x.astype(np.result_type(x.dtype, "f8"))
+        want = getattr(np.fft, name)(wide, s=s, axes=axes, norm=norm)
+        g = rng.standard_normal(want.shape)
+        if name != "irfftn":
+            g = g + 1j * rng.standard_normal(want.shape)
+        if single:
+            g = g.astype(f"{g.dtype.kind}{g.itemsize // 2}")
+        wide_g = g.astype(np.result_type(g.dtype, "f8"))
+        wants = want, differentiated(name, wide, wide_g, s, axes, norm)[1]
+        order = rng.permutation(len(shape))  # of the axes in memory
+        given = cupy.asarray(x.transpose(order).copy()).transpose(np.argsort(order).tolist())
+        if rng.random() < 0.3:
+            given = cupy.repeat(given, 2, axis=0)[::2]
+        poisoned(cupy)
+        gots = differentiated(name, given, cupy.asarray(g), s, axes, norm)
+        for got, want, like in zip(gots, wants, (g, x), strict=True):
+            assert got.dtype == like.dtype
+            tolerance = (1e-5 if single else 1e-13) * max(np.abs(want).max(initial=0), 1)
+            assert_close(cupy.asnumpy(got), want, rtol=0, atol=tolerance)
+        assert_close(cupy.asnumpy(given), x, exact=True)
 
 
 @pytest.mark.gpu
