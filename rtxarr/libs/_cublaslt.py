@@ -141,6 +141,7 @@ class CublasLt:
         self._error = cublasLt.cuBLASLtError
         self._cupy = cupy
         self.array = cupy.ndarray
+        self.empty = cupy.ndarray  # which makes one
         self.may_share_memory = cupy.may_share_memory
         self._current_device = cupy.cuda.runtime.getDevice
         self._current_stream = cupy.cuda.get_current_stream
@@ -229,7 +230,7 @@ class CublasLt:
             self._cupy.cuda.runtime.setDevice(device_id)
             thread.device_id = device_id
         if out is None:
-            result = self.array(plan.shape, plan.dtype)
+            result = self.empty(plan.shape, plan.dtype)
         else:
             result = out
             _check_fits("out", out, plan)

@@ -441,10 +441,10 @@ def matmul_with_aux(
                 pointers = ((_cublaslt.BIAS_POINTER, _vector(library, bias, b, b.dtype)),)
             if epilogue == "relu":
                 ld = _rounded(n, 128)
-                aux = library.array((m, ld // 8), np.uint8)
+                aux = library.empty((m, ld // 8), np.uint8)
             else:
                 ld = _rounded(n, 8)
-                aux = library.array((m, ld), a.dtype)[:, :n]
+                aux = library.empty((m, ld), a.dtype)[:, :n]
             pointers += ((_cublaslt.AUX_POINTER, aux.data.ptr),)
             return library.run(a, b, recipe(kind, aux_ld=ld), out, pointers), aux
         except Unsupported as reason:
@@ -558,7 +558,7 @@ def matmul_bias_grad(a: Any, b: Any) -> tuple[Any, Any]:
         try:
             if not type(a) is type(b) is library.array:
                 raise Unsupported("an array that is not CuPy's")
-            sums = library.array(a.shape[:1], a.dtype)
+            sums = library.empty(a.shape[:1], a.dtype)
             pointers = ((_cublaslt.BIAS_POINTER, sums.data.ptr),)
             return library.run(a, b, recipe(_cublaslt.BGRADB), None, pointers), sums
         except Unsupported as reason:
@@ -580,7 +580,7 @@ def _try_gradient(kind, g, b, aux, ld, fits, bias_grad):
         pointers = ((_cublaslt.AUX_POINTER, aux.data.ptr),)
         if not bias_grad:
             return library.run(g, b, recipe(kind, aux_ld=ld), None, pointers)
-        sums = library.array(b.shape[1:], g.dtype)
+        sums = library.empty(b.shape[1:], g.dtype)
         pointers += ((_cublaslt.BIAS_POINTER, sums.data.ptr),)
         kind += _cublaslt.BGRAD
         return library.run(g, b, recipe(kind, aux_ld=ld), None, pointers), sums

@@ -102,6 +102,20 @@ def poison(array, shape, dtype):
     return array(np.full(shape, np.nan, dtype))
 
 
+def poison_results(monkeypatch):
+    """Let cuBLASLt write its results over NaN."""
+    library = blas._library()
+    assert library is not None, blas.status().lines()
+    make = library.empty
+
+    def empty(shape, dtype):
+        found = make(int(np.prod(shape)), dtype)
+        found.view(np.uint8)[...] = 0xFF
+        return found.reshape(shape)
+
+    monkeypatch.setattr(library, "empty", empty)
+
+
 def sweep(array, dtype, epilogue, n_cases, seed=0):
     """Multiply random operands, with poisoned results, and compare."""
     rng = np.random.default_rng(seed)
@@ -126,16 +140,63 @@ def sweep(array, dtype, epilogue, n_cases, seed=0):
         assert got.dtype == dtype
 
 
-def layer_case(rng, array, dtype, shape, epilogue):
-    """Run a layer forwards and backwards; compare with float64."""
+def gradient_sweep(array, dtype, n_cases, seed=0):
+    """Multiply random operands as tensors, and compare both gradients with float64."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(getattr(rx, dtype))
+    for _ in range(n_cases):
+        *operands, a64, b64 = random_operands(rng, array, dtype)
+        values = rng.standard_normal((a64 @ b64).shape).astype(dtype)
+        tensors = [rx.Tensor(x, requires_grad=True) for x in operands]
+        rx.matmul(*tensors).backward(array(values))
+        g64 = values.astype(np.float64)
+        if b64.ndim == 1:
+            g64 = g64[..., None]
+        if a64.ndim == 1:
+            g64 = g64[..., None, :]
+        for tensor, find in ((tensors[0], _left_gradient), (tensors[1], _right_gradient)):
+            want = find(a64, b64, g64)
+            check(tensor.grad, want, find(np.abs(a64), np.abs(b64), np.abs(g64)))
+            assert tensor.grad.dtype == dtype
+
+
+def _left_gradient(a, b, g):
+    return _summed_to(g @ (b[:, None] if b.ndim == 1 else b).swapaxes(-1, -2), a.shape)
+
+
+def _right_gradient(a, b, g):
+    wide = b[:, None] if b.ndim == 1 else b
+    found = (a[None] if a.ndim == 1 else a).swapaxes(-1, -2) @ g
+    return _summed_to(found, wide.shape).reshape(b.shape)
+
+
+def _summed_to(x, shape):
+    """Sum over the axes along which an array of ``shape`` was repeated."""
+    n_new = x.ndim - len(shape)
+    x = x.sum(axis=tuple(range(n_new)))
+    return x.sum(axis=tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)
+
+
+def layer_sweep(array, dtype, epilogue, n_cases, seed=0):
+    """Run layers of random shapes whose arrays lie in memory in random ways."""
+    rng = np.random.default_rng(seed)
+    for _ in range(n_cases):
+        shape = [int(n) for n in rng.choice(SIZES, 3)]
+        layer_case(rng, array, dtype, shape, epilogue, int(rng.choice(SIZES)), WAYS)
+
+
+def layer_case(rng, array, dtype, shape, epilogue, n_next=24, ways=("rows",)):
+    """Run a layer, and what a next one of width ``n_next`` gives back; compare with float64."""
     m, n, k = shape
     dtype = np.dtype(getattr(rx, dtype))
-    x64, w64, bias64, g64 = (
+    x64, w64, bias64, g64, v64 = (
         rng.standard_normal(s).astype(dtype).astype(np.float64)
-        for s in ((m, k), (n, k), (n,), (m, 24))
+        for s in ((m, k), (n, k), (n,), (m, n_next), (n_next, n))
     )
-    v64 = rng.standard_normal((24, n)).astype(dtype).astype(np.float64)
-    x, w, bias, g, v = (array(values.astype(dtype)) for values in (x64, w64, bias64, g64, v64))
+    x, w, bias, g, v = (
+        lay_out(array, values.astype(dtype), rng.choice(ways))
+        for values in (x64, w64, bias64, g64, v64)
+    )
     out, aux = blas.matmul_with_aux(x, w.T, epilogue=epilogue, bias=bias)
     before = x64 @ w64.T + bias64
     scale = np.abs(x64) @ np.abs(w64.T) + np.abs(bias64)
