@@ -10,6 +10,8 @@ from rtxarr.kernels._points_core import LEAF_BITS, NODE_BITS, TOP_BITS, along, s
 _compiled = njit(cache=True, error_model="numpy", nogil=True)
 # Distances that are worked out together, several at a time in vector registers.
 _TILE = 64
+# What makes numbers smaller by more than float32 rounds them.
+_BELOW = 1 - 2.0**-22
 
 
 def _named(name):
@@ -46,16 +48,17 @@ def _store(array, at, words):
 
 @_named_here
 def _pack(x, i, packed, place):
-    """Write point ``i`` to a place among the sorted ones."""
+    """Write point ``i`` to a place among the sorted ones, and a number not above its own."""
     zero, n_axes = packed.dtype.type(0), x.shape[1]
+    number = packed.dtype.type(i * _BELOW)
     second = x[i, 1] if n_axes > 1 else zero
     third = x[i, 2] if n_axes > 2 else zero
-    _store(packed, 4 * place, (x[i, 0], second, third, zero))
+    _store(packed, 4 * place, (x[i, 0], second, third, number))
 
 
 @_named_here
 def _lower(a, b):
-    return min(a[0], b[0]), min(a[1], b[1]), min(a[2], b[2]), a[3]
+    return min(a[0], b[0]), min(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3])
 
 
 @_named_here
@@ -146,11 +149,28 @@ def _worst_within(count, keep):
     return keep[1]
 
 
-def _searcher(kind, take, worst):
+@_named_here
+def _nearer(d, number, count, keep):
+    """Tell whether a point as far as this, and with this number or a higher one, may be kept."""
+    _, limit, k, base, best_d, best_i, _ = keep
+    if count < k:
+        return d <= limit
+    last = base + k - 1
+    return d < best_d[last] or (d == best_d[last] and number < best_i[last])
+
+
+@_named_here
+def _within(d, number, count, keep):
+    return d <= keep[1]
+
+
+def _searcher(kind, take, worst, may):
     """Return what looks at the points around a query, near ones first.
 
     ``take(d, place, count, keep)`` gives how many are kept after a point, and ``worst(count,
-    keep)`` the squared distance above which none is taken.
+    keep)`` the squared distance above which none is taken. ``may(d, number, count, keep)`` tells
+    whether to look into a box at a distance, whose points have no lower numbers: of many points in
+    one place those with the lowest are kept, and all boxes around the others are passed by.
     """
     jit, some, most = _named(kind), (1 << NODE_BITS) - 1, (1 << TOP_BITS) - 1
 
@@ -194,7 +214,9 @@ def _searcher(kind, take, worst):
             if (
                 within
                 and (level < top or node != done)
-                and to_box(query, boxes, base + node) <= worst(count, keep)
+                and may(
+                    to_box(query, boxes, node + base), boxes[(node + base << 3) + 3], count, keep
+                )
             ):
                 if level > 0:
                     level -= 1
@@ -242,9 +264,9 @@ def _scanner(kind, take, worst):
     return scan
 
 
-_walk_insert = _searcher("insert", _insert, _worst_kept)
-_walk_append = _searcher("append", _append, _worst_within)
-_walk_tally = _searcher("tally", _tally, _worst_within)
+_walk_insert = _searcher("insert", _insert, _worst_kept, _nearer)
+_walk_append = _searcher("append", _append, _worst_within, _within)
+_walk_tally = _searcher("tally", _tally, _worst_within, _within)
 _scan_insert = _scanner("insert", _insert, _worst_kept)
 _scan_append = _scanner("append", _append, _worst_within)
 _scan_tally = _scanner("tally", _tally, _worst_within)

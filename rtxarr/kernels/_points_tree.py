@@ -1,11 +1,12 @@
 """A tree over points on the CPU: they follow a Hilbert curve, and boxes are around those nearby.
 
 Points with up to three axes are sorted along a Hilbert curve, and packed: each is four numbers of
-one array, up to three coordinates and zeros in place of those that it lacks. Neighbours on the
-curve are leaves of a tree. A box around what is below a node is eight numbers of another array, the
-lowest coordinates and the highest, one level after the other. A search begins at a leaf nearby and
-goes up, and down to each node whose box is not further than what has been found. A box is no
-further than its points, in rounded numbers too, since each operation is monotone.
+one array, up to three coordinates, zeros in place of those that it lacks, and a lower bound of the
+point's number. Neighbours on the curve are leaves of a tree. A box around what is below a node is
+eight numbers of another array, the lowest of each of the four and the highest, one level after the
+other. A search begins at a leaf nearby and goes up, and down to each node whose box may hold what
+is nearer than what has been found, or as far with a lower number. A box is no further than its
+points, in rounded numbers too, since each operation is monotone.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ import pytest
 
 from rtxarr import _device
 from rtxarr.kernels import _points_gpu, points
+from rtxarr.kernels._points_tree import build_tree
 from rtxarr.testing import assert_close
 
 DTYPES = ["float32", "float64"]
@@ -118,6 +119,33 @@ def test_neighbours_are_those_of_the_host_whatever_the_shape(place, both, dtype,
     same(both(nearest, x, batches, y, batches, 1, 2, others=False))
     r = min(float(np.ptp(x, axis=0).max()) / 8, 1e19)
     same(both(all_within, *own, r, others=False))
+
+
+@pytest.mark.parametrize("numbers", [[0, 700, 1399], [3000]], ids=["lowest", "beside"])
+def test_of_points_in_one_place_few_are_looked_at(numbers):
+    """Those with the lowest numbers are the nearest, and boxes know the lowest below them."""
+    host, k = pytest.importorskip("rtxarr.kernels._points_njit"), 16
+
+    @_device.njit
+    def insert(d, place, count, keep):
+        keep[5][-1] += 1
+        return host._insert(d, place, count, keep)
+
+    walk = host._searcher("counted", insert, host._worst_kept, host._nearer)
+    x = np.ones((4096, 3), np.float32)
+    x[1400:] = 2
+    batches = np.zeros(x.shape[0], np.int64)
+    tree = build_tree(x, batches, 1, (x.min(axis=0), x.max(axis=0)))
+    sides = tree.points, tree.boxes, tree.n_leaves, tree.highest
+    for number in numbers:
+        best_d, best_i = np.empty(k, np.float32), np.zeros(k + 1, np.int64)
+        keep = -1, np.float32(np.inf), k, 0, best_d, best_i, tree.order
+        query = (*x[number], np.float32(0))
+        near = int(np.flatnonzero(tree.order == number)[0])
+        assert walk(query, 0, x.shape[0], near, sides, 0, keep) == k
+        first = 0 if number < 1400 else 1400
+        assert best_i[:-1].tolist() == list(range(first, first + k))
+        assert best_i[-1] < 400  # of 1400 or 2696
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
