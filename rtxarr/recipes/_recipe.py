@@ -81,6 +81,11 @@ class Recipe:
             graphs[method.__name__] = made
         return graphs[method.__name__]
 
+    @property
+    def captures(self) -> bool:
+        """Whether :meth:`captured` has given anything but the method itself."""
+        return "_graphs" in self.__dict__
+
     @staticmethod
     def loss_scaler(config: Any) -> LossScaler | None:
         """Give what scales losses in the precision of ``config``, if anything does."""

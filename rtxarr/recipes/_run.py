@@ -60,7 +60,7 @@ class Result:
     signal : int or None
         The signal that interrupted it.
     notes : list of str
-        What the recipe has to show.
+        What the recipe has to show, and what it could not do as asked.
     was_finished : bool
         Whether the resumed run had all its epochs.
     """
@@ -169,7 +169,13 @@ def run(
         stop.at_once = True  # there is nothing more to save
         if stop.signal is not None:
             return Result(loop.history, loop.best, signal=stop.signal)
-        return loop.finish(was_finished)
+        result = loop.finish(was_finished)
+        asked = [word for word, wanted in (("captured", capture), ("fused", fuse)) if wanted]
+        if asked and not was_finished and not training.captures:
+            result.notes.append(
+                f"{kind.name} makes no captured call, so nothing was {' or '.join(asked)}"
+            )
+        return result
 
 
 def read_identity(folder: str | os.PathLike) -> dict[str, Any]:

@@ -97,6 +97,37 @@ def test_a_recipe_names_its_metric(tmp_path):
         run(Recipe, config, out=tmp_path, device="cpu", resume=True)
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"fuse": True}, ["line makes no captured call, so nothing was fused"]),
+        ({"fuse": False}, []),
+        ({}, []),
+    ],
+)
+def test_a_run_that_could_not_fuse_says_so(tmp_path, asked, said):
+    config = LineConfig(epochs=1)
+    result = run(Recipe, config, out=tmp_path, device="cpu", **asked)
+    assert result.notes == ["a note", *said]
+    assert run(Recipe, config, out=tmp_path, device="cpu", resume=True, **asked).notes == ["a note"]
+
+
+class Captured(Recipe):
+    """The same, with a step that may be a fused program."""
+
+    def evaluate(self, part):
+        self.captured(self.penalty)(self.data[0])
+        return super().evaluate(part)
+
+    def penalty(self, x):
+        return rx.sum(x * x)
+
+
+def test_a_run_that_could_fuse_says_nothing(tmp_path):
+    result = run(Captured, LineConfig(epochs=1), out=tmp_path, device="cpu", fuse=True)
+    assert result.notes == ["a note"]
+
+
 class Interrupting(Watch):
     """Sends a signal at the end of an epoch."""
 
