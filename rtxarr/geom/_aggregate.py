@@ -1,6 +1,7 @@
 """Aggregation of what sources send to destinations, without an array of messages."""
 
 import math
+import numbers
 from typing import Any
 
 from rtxarr import _device
@@ -81,9 +82,11 @@ def aggregate(
     >>> geom.aggregate(graph, x, weight=np.array([0.5, 0.5, 1.0]))
     array([-7. ,  0. ,  2.5])
     """
-    if (op == "quantile") != (q is not None) or (q is not None and not 0 <= q <= 1):
-        raise ValueError(f"'quantile' alone takes q, in [0, 1], got op={op!r} and q={q}")
-    if q is None:
+    if (op == "quantile") != (q is not None):
+        raise ValueError(f"'quantile' alone takes q, in [0, 1], got op={op!r} and q={q!r}")
+    if q is not None:
+        _check_quantile(q)
+    else:
         _messages.check_op(op, (*_messages.OPS, "quantile"))
     check_nodes("x", x, graph, graph.n_src, "sources")
     if graph.mask is not None:
@@ -118,6 +121,13 @@ def aggregate(
         None,
         weight,
     )
+
+
+def _check_quantile(q):
+    if not isinstance(q, numbers.Real):
+        raise TypeError(f"q must be a number, got {type(q).__name__}")
+    if not 0 <= q <= 1:
+        raise ValueError(f"q must lie in [0, 1], got {q}")
 
 
 def weighted_sum(graph: Any, x: Any, weight: Any, bias: Any) -> Any:

@@ -432,7 +432,8 @@ def test_memory_does_not_grow_with_the_messages(name, monkeypatch):
 
 BAD = [
     (lambda g: geom.aggregate(g, np.ones(3), "quantile"), ValueError, "alone takes q, in"),
-    (lambda g: geom.aggregate(g, np.ones(3), "quantile", q=2), ValueError, "and q=2"),
+    (lambda g: geom.aggregate(g, np.ones(3), "quantile", q=2), ValueError, r"in \[0, 1\], got 2"),
+    (lambda g: geom.aggregate(g, np.ones(3), "quantile", q="a"), TypeError, "q must be a number"),
     (lambda g: geom.aggregate(g, np.ones(3), "max", q=0.5), ValueError, "op='max' and q=0.5"),
     (lambda g: geom.aggregate(g, np.ones(3), "avg"), ValueError, "op must be one of sum, mean"),
     (lambda g: geom.aggregate(g, np.ones(3), "prod"), ValueError, "median, quantile, got 'prod'"),
