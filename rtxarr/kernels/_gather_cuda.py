@@ -218,6 +218,8 @@ def reduction(
     neutral = scalar({"max": -np.inf, "min": np.inf}.get(kind, 0))
     nothing, one = (scalar(0),) * width, scalar(1)
     packed = _pack(width)
+    # Sums wait for memory: of their registers no more than let six blocks wait together.
+    lean = gathered and kind in ("sum", "weighted", "scaled") and scalar is np.float32
 
     @cuda.jit(device=True)
     def fetch(x, extra, pointers, order, j, feature, n_features, head, n_heads):
@@ -233,7 +235,7 @@ def reduction(
             factor = load_factor(extra, source)[0]
         return load_x(x, place), factor, place
 
-    @bounded(THREADS)
+    @bounded(THREADS, 6 if lean else 1)
     def kernel(
         starts, lengths, rows, n_pieces, pointers, order, x, own, extra, out, parts, n_features,
         n_heads, head_size, empty,
