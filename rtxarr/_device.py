@@ -22,7 +22,7 @@ import array_api_compat
 import array_api_compat.numpy as _numpy
 import numpy as np
 
-from rtxarr._launch import Call, Loaded, launch_shape, planned
+from rtxarr._launch import Call, Loaded, allow_shared, launch_shape, planned
 from rtxarr._out_of_memory import explain_out_of_memory
 
 __all__ = [
@@ -661,7 +661,7 @@ def launch(
     Parameters
     ----------
     kernel : function or ``cuda.jit`` dispatcher
-        The dispatcher's ``fastmath`` and ``launch_bounds`` hold.
+        The dispatcher's ``fastmath`` and ``launch_bounds`` hold, and ``shared_bytes``, if there.
     n_threads_or_grid : int or tuple of 1 to 3 ints
         Without ``block``: how many threads must run along each axis; the last block reaches
         past that, so the kernel guards its edge. With ``block``: how many blocks.
@@ -776,9 +776,9 @@ def _launcher() -> Any:
         # The driver copies the arguments out of the buffer before it returns.
         call.write(call.buffer, call.start, *values)
         try:
-            start(call.handle, *call.shape, 0, current_stream().ptr, call.address, 0)
+            start(call.handle, *call.shape, current_stream().ptr, call.address, 0)
         except Exception as error:
-            grid, threads = call.shape[:3], call.shape[3:]
+            grid, threads = call.shape[:3], call.shape[3:6]
             error.add_note(f"starting {call.name} with {grid} blocks of {threads} threads")
             raise
 
@@ -839,4 +839,7 @@ def _load_kernel(kernel: Any, args: tuple, device_id: int) -> Loaded:
     name, code = found
     load = core.ObjectCode.from_cubin if code[:4] == b"\x7fELF" else core.ObjectCode.from_ptx
     loaded = load(code).get_kernel(name)
-    return Loaded(int(loaded.handle), _compile.slot_formats(signature), loaded)
+    shared = getattr(kernel, "shared_bytes", 0)
+    if shared:
+        allow_shared(sys.modules[__name__].driver, int(loaded.handle), device_id, shared)
+    return Loaded(int(loaded.handle), _compile.slot_formats(signature), loaded, shared)

@@ -9,15 +9,36 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Call", "Loaded", "launch_shape", "planned"]
+__all__ = ["Call", "Loaded", "allow_shared", "launch_shape", "planned"]
 
 
 class Loaded(NamedTuple):
-    """A kernel on a GPU: its handle, struct's formats of its arguments, what keeps it loaded."""
+    """A kernel on a GPU.
+
+    Attributes
+    ----------
+    handle : int
+    formats : list of str
+        Struct's formats of its arguments.
+    owner : object
+        What keeps it loaded.
+    shared : int
+        Bytes of shared memory that a block has beyond what the code names.
+    """
 
     handle: int
     formats: list[str]
     owner: Any
+    shared: int = 0
+
+
+def allow_shared(driver: Any, handle: int, device_id: int, n_bytes: int) -> None:
+    """Let blocks of a kernel have shared memory beyond what its code names."""
+    kernel, device = driver.CUkernel(handle), driver.CUdevice(device_id)
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    (status,) = driver.cuKernelSetAttribute(attribute, n_bytes, kernel, device)
+    if int(status):
+        raise RuntimeError(f"a block cannot have {n_bytes} bytes of shared memory: {status!r}")
 
 
 class Call:
@@ -34,7 +55,7 @@ class Call:
         self.name = name
         self.handle = loaded.handle
         grid, block = (part + (1,) * (3 - len(part)) for part in shape)
-        self.shape = grid + block
+        self.shape = (*grid, *block, loaded.shared)
         fixed: list[int] = []
         slots = []  # for each slot its place among what is fixed, or ~place among what varies
         for i, x in enumerate(args):

@@ -556,6 +556,17 @@ def farthest_cases():
             yield f"rounds-{name}{'-packed' * packed}", rounds(dtype, packed), signature
 
 
+def gather_product_cases():
+    from rtxarr.kernels._gather_product_cuda import summed_products
+
+    lengths, row = ("int32", 1, "C"), ("float32", 1, "C")
+    for gathered, biased, keeps in ((True, False, True), (True, True, False), (False, True, True)):
+        kernel = summed_products(gathered=gathered, biased=biased, keeps=keeps)
+        first = lengths if gathered else INTEGER_POINTERS
+        items = (INTEGER_POINTERS, lengths, lengths, "int64", first)
+        yield f"gathered-{gathered}-{biased}", kernel, (*items, *[row] * 6, *["int64"] * 4)
+
+
 def gather_cases():
     from rtxarr.kernels._gather_cuda import Types, reduction
 
@@ -718,6 +729,7 @@ CASES = {
     "_edge_attention_back_cuda": edge_attention_back_cases,
     "_edges_cuda": edges_cases,
     "_gather_cuda": gather_cases,
+    "_gather_product_cuda": gather_product_cases,
     "_elementwise_cuda": elementwise_cases,
     "_activation_cuda": activation_cases,
     "_cross_entropy_cuda": cross_entropy_cases,

@@ -1,0 +1,174 @@
+"""Weighted sums over edges times a matrix: in the simulator, and on a GPU at full size."""
+
+import numpy as np
+import pytest
+
+import rtxarr as rx
+from rtxarr import _device, geom
+from rtxarr.autograd import gradients
+from rtxarr.geom import _bins, _projected
+from rtxarr.kernels.gather import gather_reduce
+from rtxarr.kernels.gather_product import fits, gather_product
+from rtxarr.testing import assert_close
+
+
+@pytest.fixture(params=["few", "many"])
+def skewed(request, place, monkeypatch):
+    """Give a graph with isolated nodes and hubs, whose pieces come in pieces or not, and widths."""
+    if place.kind == "cpu":
+        monkeypatch.setattr(_bins, "_EDGES", 4)
+        monkeypatch.setattr(_bins, "_PARTS", 2)
+        n, hubs, widths = 13, [25, 9, 3], [(4, 8), (8, 4)]
+    else:
+        n, hubs, widths = 70_001, [200_000, 513, 512], [(128, 128), (128, 100)]
+    if request.param == "few":
+        hubs, widths = [3], widths[1:]
+    rng = np.random.default_rng(2)
+    src, dst = rng.integers(0, n, (2, 3 * n))
+    dst[dst >= n - n // 3] = 0  # the last are isolated
+    for i, count in enumerate(hubs):
+        dst[:count] = np.where(rng.random(count) < 0.9, i, dst[:count])
+    order = np.argsort(dst, kind="stable")
+    indptr = np.searchsorted(dst[order], np.arange(n + 1))
+    x = rng.standard_normal((n, widths[0][0]), dtype="float32")
+    matrix = rng.standard_normal(widths[0], dtype="float32")
+    return indptr, src[order].astype(np.int32), x, rng.random(3 * n, dtype="float32"), matrix
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["", "turned"])
+@pytest.mark.parametrize("biased", [False, True], ids=["", "biased"])
+@pytest.mark.parametrize("keep", [False, True], ids=["", "kept"])
+def test_products_are_those_of_float64(skewed, place, turned, biased, keep):
+    indptr, indices, x, weight, matrix = skewed
+    there = [_device.to_device(a, place) for a in (indptr, indices, x, weight)]
+    to = _device.to_device(np.ascontiguousarray(matrix.T), place).T if turned else None
+    to = _device.to_device(matrix, place) if to is None else to
+    bias = np.arange(matrix.shape[1], dtype="float32")
+    levels = _bins.deal_out(there[0], *((4, 2) if place.kind == "cpu" else ()))
+    assert fits(there[2], to, indptr.shape[0] - 1)
+
+    def run():
+        given = there[2], there[0], there[1], levels, there[3], to
+        row = _device.to_device(bias, place) if biased else None
+        return gather_product(*given, bias=row, keep=keep)
+
+    out, sums = run()
+    messages = x[indices].astype("f8") * weight[:, None]
+    want = np.zeros((indptr.shape[0] - 1, x.shape[1]))
+    np.add.at(want, np.repeat(np.arange(want.shape[0]), np.diff(indptr)), messages)
+    exact = want @ matrix.astype("f8") + bias * biased
+    scale = np.abs(want) @ np.abs(matrix) + 1
+    assert np.all(np.abs(_device.to_device(out, "cpu") - exact) < 1e-5 * scale)
+    assert sums.shape == ((want.shape[0] if keep else 0), x.shape[1])
+    if keep:
+        options = {"extra": there[3]}
+        same = gather_reduce("weighted", there[2], there[0], there[1], levels, **options)
+        assert_close(_device.to_device(sums, "cpu"), _device.to_device(same, "cpu"), exact=True)
+    again = run()
+    assert_close(_device.to_device(again[0], "cpu"), _device.to_device(out, "cpu"), exact=True)
+
+
+def test_rows_that_are_nan_stay_where_they_are(skewed, place):
+    indptr, indices, x, weight, matrix = skewed
+    x[indices[-1]] = np.nan
+    there = [_device.to_device(a, place) for a in (x, indptr, indices)]
+    levels = _bins.deal_out(there[1])
+    given = (*there, levels, *(_device.to_device(a, place) for a in (weight, matrix)))
+    out = _device.to_device(gather_product(*given)[0], "cpu")
+    rows = np.repeat(np.arange(out.shape[0]), np.diff(indptr))[indices == indices[-1]]
+    assert np.array_equal(np.flatnonzero(np.isnan(out).any(axis=1)), np.unique(rows))
+
+
+@pytest.fixture
+def layer(skewed, place, monkeypatch):
+    """Give a function that runs a layer with the kernel or without it, and what it runs on."""
+    indptr, indices, x, _, matrix = skewed
+    n_in, n_out = sorted(matrix.shape)  # else it multiplies first
+    n, x = indptr.shape[0] - 1, x[:, :n_in].copy()
+    dst = np.repeat(np.arange(n), np.diff(indptr))
+    order = np.random.default_rng(0).permutation(dst.size)
+    with rx.device(place):
+        edges = (_device.to_device(a[order].astype(np.int64), place) for a in (indices, dst))
+        graph = geom.Graph.from_edges(*edges, n_nodes=n)
+        layer = geom.GCNConv(n_in, n_out, add_self_loops=False, device=place)
+        layer.bias.assign(_device.to_device(np.arange(n_out, dtype="float32"), place))
+    called = []
+
+    def spy(*arguments, **options):
+        called.append(options["keep"])
+        return gather_product(*arguments, **options)
+
+    monkeypatch.setattr(_projected.kernels, "gather_product", spy)
+
+    def run(function, *, by_kernel=True):
+        called.clear()
+        with monkeypatch.context() as patch, rx.device(place):
+            if not by_kernel:
+                patch.setattr(_projected.kernels, "fits", lambda *_: False)
+            found = function(graph, layer, rx.Tensor(_device.to_device(x, place)))
+        return [rx.Tensor(a).numpy() for a in found], list(called)
+
+    return run, graph, x, n
+
+
+def test_a_layer_and_its_gradients_are_those_of_float64(layer):
+    sparse = pytest.importorskip("scipy.sparse")
+    run, graph, x, n = layer
+    g = np.random.default_rng(1).standard_normal((n, 1), dtype="float32")
+
+    def step(graph, layer, x):
+        x.requires_grad = True
+        out = layer(graph, x)
+        out.backward(_device.namespace(x.data).asarray(g) * out.data)
+        return out, x.grad, layer.lin.weight.grad, layer.bias.grad, layer.lin.weight
+
+    (out, *found, matrix), called = run(step)
+    assert called == [True, False]
+    _, weight = geom.gcn_norm(graph, add_self_loops=False)
+    rows = (rx.Tensor(a).numpy() for a in (weight, graph.dst, graph.src))
+    weight, dst, src = rows
+    normal = sparse.csr_array((weight.astype("f8"), (dst, src)), shape=(n, n))
+    sums = normal @ x.astype("f8")
+    exact = sums @ matrix.T + np.arange(matrix.shape[0])
+    given = g * out.astype("f8")
+    wanted = normal.T @ given @ matrix, given.T @ sums, given.sum(axis=0)
+    for got, want in zip((out, *found), (exact, *wanted), strict=True):
+        np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
+    assert run(lambda graph, layer, x: [layer(graph, x)])[1] == [True]
+    with rx.no_grad():
+        found, called = run(lambda graph, layer, x: [layer(graph, x)])
+    assert called == [False]
+    np.testing.assert_array_equal(found[0], out)
+    with rx.autocast("bfloat16"):
+        assert run(lambda graph, layer, x: [layer(graph, x)])[1] == []
+
+
+def test_gradients_of_gradients_are_those_of_the_parts(layer):
+    def step(graph, layer, x):
+        x.requires_grad = True
+        layer.zero_grad()
+        wanted = x, layer.lin.weight
+        grads = gradients([rx.mean(layer(graph, x) ** 2)], wanted, create_graph=True)
+        sum(rx.sum(part**2) for part in grads).backward()
+        return [part.grad for part in wanted]
+
+    found, called = layer[0](step)
+    assert called
+    for got, want in zip(found, layer[0](step, by_kernel=False)[0], strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
+
+
+def test_weights_of_edges_get_their_gradient(layer):
+    n_edges = layer[1].n_edges
+    weight = 1 + np.random.default_rng(3).random(n_edges, dtype="float32")
+
+    def step(graph, layer, x):
+        x.requires_grad = True
+        layer.zero_grad()
+        of_edges = rx.Tensor(_device.namespace(x.data).asarray(weight), requires_grad=True)
+        rx.mean(layer(graph, x, of_edges) ** 2).backward()
+        return x.grad, layer.lin.weight.grad, of_edges.grad
+
+    found, _ = layer[0](step)
+    for got, want in zip(found, layer[0](step, by_kernel=False)[0], strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
