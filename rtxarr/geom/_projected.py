@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rtxarr._device import namespace
 from rtxarr._override import tracing
 from rtxarr.autograd import is_recording
 from rtxarr.autograd._autocast import active_dtype
@@ -15,10 +16,24 @@ from rtxarr.ops import linear, matmul, matrix_transpose
 
 
 def fits(graph: Any, x: Any, matrix: Any) -> bool:
-    """Tell whether sums and product may be one kernel's, and both take their time."""
+    """Tell whether sums and product may be one kernel's, and are faster so."""
     if graph.mask is not None or tracing() is not None or active_dtype() is not None:
         return False
-    return kernels.fits(raw(x), raw(matrix).T, graph.n_dst)
+    return _fit(graph, raw(x), raw(matrix))
+
+
+def _fit(graph, x, matrix):
+    return kernels.fits(x, matrix.T, graph.n_dst) and _has_many_alone(graph)
+
+
+def _has_many_alone(graph):
+    """Tell whether a quarter of the destinations have no edges: the kernel passes them by."""
+
+    def count():
+        alone = namespace(graph.indptr).count_nonzero(graph.in_degrees == 0)
+        return 4 * int(alone) >= graph.n_dst
+
+    return graph.once("has_many_alone", count)
 
 
 def projected_sum(graph: Any, x: Any, weight: Any, matrix: Any, bias: Any) -> Any:
@@ -36,7 +51,7 @@ def projected_sum(graph: Any, x: Any, weight: Any, matrix: Any, bias: Any) -> An
 def projected_rows(weight, x, matrix, bias=None, /, *, graph, keep):
     """Give the products and, to ``keep``, the sums that the matrix's gradient needs."""
     stored, order = _edges._as_stored(weight, graph)
-    if order is None and stored.dtype == x.dtype and kernels.fits(x, matrix.T, graph.n_dst):
+    if order is None and stored.dtype == x.dtype and _fit(graph, x, matrix):
         options = {"bias": bias, "keep": keep}
         edges = graph.indptr, graph.indices, bins(graph)
         return kernels.gather_product(x, *edges, stored, matrix.T, **options)

@@ -11,6 +11,13 @@ from rtxarr.kernels.gather import gather_reduce
 from rtxarr.kernels.gather_product import fits, gather_product
 from rtxarr.testing import assert_close
 
+sparse = pytest.importorskip("scipy.sparse")
+
+
+@pytest.fixture(autouse=True)
+def on_small_graphs(monkeypatch):
+    monkeypatch.setattr(_projected.kernels, "_FEW", 0)
+
 
 @pytest.fixture(params=["few", "many"])
 def skewed(request, place, monkeypatch):
@@ -25,7 +32,7 @@ def skewed(request, place, monkeypatch):
         hubs, widths = [3], widths[1:]
     rng = np.random.default_rng(2)
     src, dst = rng.integers(0, n, (2, 3 * n))
-    dst[dst >= n - n // 3] = 0  # the last are isolated
+    src[src >= n - n // 3], dst[dst >= n - n // 3] = 1, 0  # the last are isolated
     for i, count in enumerate(hubs):
         dst[:count] = np.where(rng.random(count) < 0.9, i, dst[:count])
     order = np.argsort(dst, kind="stable")
@@ -53,9 +60,8 @@ def test_products_are_those_of_float64(skewed, place, turned, biased, keep):
         return gather_product(*given, bias=row, keep=keep)
 
     out, sums = run()
-    messages = x[indices].astype("f8") * weight[:, None]
-    want = np.zeros((indptr.shape[0] - 1, x.shape[1]))
-    np.add.at(want, np.repeat(np.arange(want.shape[0]), np.diff(indptr)), messages)
+    shape = indptr.shape[0] - 1, x.shape[0]
+    want = sparse.csr_array((weight.astype("f8"), indices, indptr), shape=shape) @ x.astype("f8")
     exact = want @ matrix.astype("f8") + bias * biased
     scale = np.abs(want) @ np.abs(matrix) + 1
     assert np.all(np.abs(_device.to_device(out, "cpu") - exact) < 1e-5 * scale)
@@ -112,7 +118,6 @@ def layer(skewed, place, monkeypatch):
 
 
 def test_a_layer_and_its_gradients_are_those_of_float64(layer):
-    sparse = pytest.importorskip("scipy.sparse")
     run, graph, x, n = layer
     g = np.random.default_rng(1).standard_normal((n, 1), dtype="float32")
 
@@ -141,6 +146,15 @@ def test_a_layer_and_its_gradients_are_those_of_float64(layer):
     np.testing.assert_array_equal(found[0], out)
     with rx.autocast("bfloat16"):
         assert run(lambda graph, layer, x: [layer(graph, x)])[1] == []
+
+
+def test_where_all_nodes_have_edges_the_product_is_its_own(layer, place):
+    run, graph, _, n = layer
+    with rx.device(place):
+        xp = _device.namespace(graph.indptr)
+        ring = geom.Graph.from_edges(xp.arange(n), (xp.arange(n) + 1) % n, n_nodes=n)
+    assert run(lambda graph, layer, x: [layer(graph, x)])[1]
+    assert run(lambda graph, layer, x: [layer(ring, x)])[1] == []
 
 
 def test_gradients_of_gradients_are_those_of_the_parts(layer):
