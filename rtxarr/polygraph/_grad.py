@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rtxarr import random
-from rtxarr.autograd._engine import gradients, masked_gradients
+from rtxarr.autograd._engine import _check_unchanged, gradients, masked_gradients
 from rtxarr.autograd._mode import OBSERVED, PROFILED, RECORDED, TRACED, enable_grad, state
 from rtxarr.autograd._op import _observe
 from rtxarr.autograd._tape import Node, Tensor, make_tensor, store_of
@@ -60,9 +60,12 @@ class Differentiable:
         self._backward = backward = _Backward(fused, recording, structure)
         nodes, outputs = recording.outputs(recording.result)
         updates = recording.updates()
-        if {number for number, _ in updates} & backward.tracked_inputs:
+        backward.written = {number for number, _ in updates}
+        if backward.written & backward.tracked_inputs:
             raise Concretization("it writes into a tensor that requires a gradient")
         backward.cut(nodes)
+        if backward.written.intersection(backward.used_inputs):
+            raise Concretization("it writes into an array that its gradient needs")
         self.graph, trace = recording.graph([*nodes, *backward.kept], updates), recording.trace
         self.program = program_for(fused, trace, self.graph, input_strides(trace))
         self.plan = _Plan(fused, backward)
@@ -94,18 +97,13 @@ class Differentiable:
         if state.mode & RECORDED:
             tensors = [x if isinstance(x, Tensor) else leaves[x] for x in backward.originals]
             edges = [(t.node, t.slot, t.data.shape, t.data.dtype) for t in tensors]
-            guards = [
-                _guard(tensor)
-                for number, tensor in zip(backward.numbers, tensors, strict=True)
-                if number in backward.used_inputs
-            ]
+            known = {n: _guard(x) for n, x in zip(backward.numbers, tensors, strict=True)}
             for number, place in backward.guarded_arguments:
-                tensor = leaves[place] if isinstance(place, int) else place
-                if number in backward.used_inputs:
-                    guards.append(_guard(tensor))
+                known[number] = _guard(leaves[place] if isinstance(place, int) else place)
+            guards = [known[n] for n in backward.used_inputs if n in known]
             kept = [roots[i] for i in backward.kept_places]
             arrays = [*map(as_contiguous, kept), *(inputs[i] for i in backward.used_inputs)]
-            call = _Call(leaves, edges, getattr(self._drawn, "log", None))
+            call = _Call(leaves, edges, getattr(self._drawn, "log", None), inputs, known)
             first = inputs[backward.numbers[0]]
             node = Node(self.plan, edges, (arrays, first, call), guards)
             results = [made[i] for i in backward.places]
@@ -127,16 +125,26 @@ def _guard(tensor: Tensor) -> tuple[list[int], int]:
 
 
 class _Call:
-    """One call: what its higher derivatives begin from."""
+    """One call: what its higher derivatives begin from, and what is rarely computed again."""
 
-    __slots__ = ("leaves", "edges", "draws", "passes_masks")
+    __slots__ = ("leaves", "edges", "draws", "passes_masks", "inputs", "guards")
 
-    def __init__(self, leaves: Sequence[Any], edges: list, draws: Any) -> None:
+    def __init__(
+        self, leaves: Sequence[Any], edges: list, draws: Any, inputs: Sequence[Any], guards: dict
+    ) -> None:
         # Raw data only: holding the tensors would keep the graph before this call alive.
         self.leaves = [(x.data,) if isinstance(x, Tensor) else x for x in leaves]
         self.edges = edges
         self.draws = draws
         self.passes_masks = any(type(edge[0]) is Node for edge in edges)
+        self.inputs = inputs
+        self.guards = guards
+
+    def input(self, number: int, op: _Op) -> Any:
+        """Return an input of the forward pass, which must not have changed."""
+        if number in self.guards:
+            _check_unchanged(op, *self.guards[number])
+        return self.inputs[number]
 
 
 class _Op:
@@ -158,7 +166,7 @@ class _Plan:
     guards_all = saves_out = False
 
     def __init__(self, fused: Fused, backward: _Backward) -> None:
-        self.op = _Op(fused.name)
+        self.op = backward.op
         n = len(backward.originals)
         self.tracked = tuple(range(n))
         self.inputs = [None, 0, None]  # the second tells whether to record the backward pass
@@ -187,7 +195,9 @@ class _Backward:
         self._fused = fused
         self._recording = recording
         self._structure = structure
+        self.op = _Op(fused.name)
         self.programs: dict[tuple, Any] = {}
+        self.written: set[int] = set()
         self._second: Any = None
         trace = recording.trace
         self.draws = trace.__dict__.get("draws") is not None
@@ -280,6 +290,8 @@ class _Backward:
         used = [n for n in _ir.topological(roots, kept) if n.op == "input"]
         self.used_inputs = sorted(n.attrs[0] for n in used if n in inputs)
         self._full = found
+        self._n_inputs = len(trace.inputs)
+        trace.joins_equal = True
 
     @staticmethod
     def _is_cheap(node: _ir.Node, there: set, kept: dict, inputs: set) -> bool:
@@ -327,7 +339,7 @@ class _Backward:
                     program = self.programs[pattern] = self._program(pattern)
         more = [x for x in given if x is not None]
         more += [m for x, m in pairs if x is not None and m is not None]
-        return program(arrays, list(map(as_contiguous, more)))
+        return program(arrays, list(map(as_contiguous, more)), call, self.op)
 
     def _program(self, pattern: tuple) -> _BackwardProgram:
         recording = self._recording
@@ -339,20 +351,29 @@ class _Backward:
         given += [x.node for x, h in zip(self._mask_inputs, how, strict=True) if h == 2]
         leaves = [*self._kept_nodes, *used, *given]
         roots = [x.node for x in found if x is not None]
-        if any(n.op == "input" and n not in leaves for n in _ir.topological(roots, leaves)):
-            raise AssertionError("a backward pass uses what was not kept")
-        inputs, roots = _ir.cut(leaves, roots)
+        nodes = _ir.topological(roots, leaves)[len(leaves) :]
+        numbers = [n.attrs[0] for n in nodes if n.op == "input"]
+        again = [n for n in numbers if n < self._n_inputs]
+        made = [n for n in numbers if n >= self._n_inputs]  # by the rules, for masks alone
+        if self.written.intersection(again):
+            raise RuntimeError(
+                f"the gradient of {self._fused.name} behind where() needs an array that it wrote "
+                "into; call it without rx.fuse"
+            )
+        constants = [trace.sources[n].array for n in made]
+        inputs, roots = _ir.cut([*leaves, *(trace.inputs[n] for n in (*again, *made))], roots)
         # Inputs of the forward pass that it uses too lie as they lie there.
         strides = input_strides(trace)
+        places = dict(enumerate(self.used_inputs, len(self._kept_nodes)))
+        places |= enumerate((*again, *made), len(leaves))
         if strides is not None:
-            of_used = [strides[n] for n in self.used_inputs]
-            strides = [*[None] * len(self._kept_nodes), *of_used, *[None] * len(given)]
-        places = enumerate(self.used_inputs, len(self._kept_nodes))
-        scalars = [p for p, n in places if recording.is_scalar(trace.sources[n])]
+            strides = [strides[places[i]] if i in places else None for i in range(len(inputs))]
+        scalars = [p for p, n in places.items() if recording.is_scalar(trace.sources[n])]
         graph = _ir.Graph(inputs, roots, (), scalars)
-        numbers = iter(range(len(roots)))
-        outputs = [None if x is None else (next(numbers), x.is_scalar) for x in found]
-        return _BackwardProgram(program_for(self._fused, trace, graph, strides), outputs)
+        place = iter(range(len(roots)))
+        outputs = [None if x is None else (next(place), x.is_scalar) for x in found]
+        program = program_for(self._fused, trace, graph, strides)
+        return _BackwardProgram(program, again, constants, outputs)
 
     # --------------------------------------------------------------------- higher derivatives
 
@@ -405,14 +426,22 @@ def pull(
 
 
 class _BackwardProgram:
-    """Runs a backward pass: gradients of the variables, None for those it does not reach."""
+    """Runs a backward pass: gradients of the variables, None for those it does not reach.
 
-    def __init__(self, program: Any, places: list) -> None:
+    ``again`` are inputs of the forward pass from which more than was kept is computed again: masks
+    of gradients, which that pass cannot foresee, may ask for it. ``constants`` are arrays that the
+    tape's rules made.
+    """
+
+    def __init__(self, program: Any, again: list, constants: list, places: list) -> None:
         self.program = program
+        self._again = again
+        self._constants = constants
         self._places = places
 
-    def __call__(self, arrays: list, given: list) -> list:
-        out = self.program.run(*arrays, *given)
+    def __call__(self, arrays: list, given: list, call: _Call, op: _Op) -> list:
+        again = [call.input(n, op) for n in self._again]
+        out = self.program.run(*arrays, *given, *again, *self._constants)
         return [
             None if place is None else out[place[0]][()] if place[1] else out[place[0]]
             for place in self._places

@@ -169,7 +169,8 @@ class Trace:
         self.refused: Concretization | None = None
         self.scope: Any = None  # the function of a branch or loop that runs
         self.stand_in: Any = None  # gives containers with tracers for arrays
-        self._made: list[tuple[Any, int]] = []
+        self.joins_equal = False  # whether arrays that are made are inputs but once if equal
+        self._made: list[tuple[Any, tuple, int]] = []
         self._captured: dict[int, Tracer] = {}
         self._scalars: dict[tuple, _ir.Node] = {}
 
@@ -246,10 +247,12 @@ class Trace:
                     "arrays must all belong to one library, got numpy and cupy; move them with "
                     "to_device"
                 )
-            source = Captured(array, holder)
-            found = self.input(source, array.dtype, array.shape, strides_of(array))
-            if holder is None and id(array) not in self.found:
-                self._made.append((array, checksum(array)))
+            is_made = holder is None and id(array) not in self.found
+            found = self._made_before(array) if is_made else None
+            if found is None:
+                source = Captured(array, holder)
+                found = self.input(source, array.dtype, array.shape, strides_of(array))
+            if is_made:
                 strides = found._cell.strides
                 found = Tracer(Cell(self, found.node, strides=strides))
                 found._cell.scope, found._cell.is_scalar = None, isinstance(array, np.generic)
@@ -258,9 +261,19 @@ class Trace:
             self._captured[id(array)] = found
         return found
 
+    def _made_before(self, array: Any) -> Tracer | None:
+        """Note an array that the function made; return the input of its equal, if asked for."""
+        kind = type(array), array.dtype, array.shape, strides_of(array), checksum(array)
+        equal = (n for x, of, n in self._made if of == kind and _same_bytes(x, array))
+        number = next(equal, None) if self.joins_equal else None
+        self._made.append((array, kind, len(self.inputs) if number is None else number))
+        if number is None:
+            return None
+        return next(Tracer(c) for c in self.cells if c.number == number)
+
     def check_made(self) -> None:
         """Refuse arrays that the function made, used and then changed, each by NumPy."""
-        for array, before in self._made:
+        for array, (*_, before), _ in self._made:
             if checksum(array) != before:
                 raise Concretization(
                     "it changes an array by NumPy that it has used; make it by rx.zeros or by the "
@@ -305,6 +318,11 @@ def strides_of(array: Any) -> Any:
     if isinstance(array, np.generic):
         return "C"
     return "C" if array.flags.c_contiguous else tuple(array.strides)
+
+
+def _same_bytes(a: Any, b: Any) -> bool:
+    a, b = (np.ascontiguousarray(_device.to_device(x, "cpu")) for x in (a, b))
+    return a.tobytes() == b.tobytes()
 
 
 def _dummy(shape: tuple, dtype: np.dtype, strides: Any) -> np.ndarray:

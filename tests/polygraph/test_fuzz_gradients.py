@@ -63,6 +63,21 @@ class Random:
                 if v[i].ndim == 2 and v[i].shape[0] > most
                 else -v[i]
             ),
+            "made": lambda v: (  # an index that each call makes
+                v[i][np.array(most), np.arange(v[i].shape[1])[::-1]] * low
+                if v[i].ndim == 2 and v[i].shape[0] > most
+                else v[i] * np.array(low, v[i].dtype)
+            ),
+            "along": lambda v: (
+                rx.take_along_axis(v[i], np.arange(v[i].shape[0])[:, None] % v[i].shape[1], axis=1)
+                if v[i].ndim == 2
+                else v[i]
+            ),
+            "labels": lambda v: (
+                rx.cross_entropy(v[i], np.arange(v[i].shape[0]) % v[i].shape[1], reduction="none")
+                if v[i].ndim == 2
+                else v[i] * 0.5
+            ),
             "reshape": lambda v: rx.reshape(v[i], (-1,)) if v[i].ndim == 2 else v[i],
             "running": lambda v: rx.cumulative_sum(v[i], axis=0) if v[i].ndim else v[i],
         }
@@ -109,6 +124,8 @@ def test_random_gradients(part, backend):
 
         def both(f):
             def loss(*args):
+                if seed % 2:  # noqa: B023
+                    args = [a * 1.5 for a in args]  # whence gradients pass, with their masks
                 return total(f(*args))
 
             def slope(*args):
