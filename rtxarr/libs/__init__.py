@@ -1,11 +1,12 @@
-"""Libraries: cuBLASLt for matrix products, cuTile for fused ones, cuDNN for attention and the rest.
+"""Libraries: cuBLASLt for matrix products, cuTile for fused ones, cuDNN for attention and
+convolutions, cuFFT for Fourier transforms.
 
 Each is optional and has a plain fallback.
 """
 
-from rtxarr.libs import blas, dnn, tile
+from rtxarr.libs import blas, dnn, fft, tile
 
-__all__ = ["blas", "dnn", "show", "tile"]
+__all__ = ["blas", "dnn", "fft", "show", "tile"]
 
 
 def show() -> None:
@@ -20,6 +21,7 @@ def show() -> None:
     fused products: cuda-tile 1.7.0, tileiras 13.4.92
     attention and convolutions: cuDNN 9.19.0, through nvidia-cudnn-frontend 1.32.0
         1 by CuPy: attention in float32
+    Fourier transforms: cuFFT 12.0.0, through CuPy
     """
-    providers = blas, tile, dnn
+    providers = blas, tile, dnn, fft
     print("\n".join(line for provider in providers for line in provider.status().lines()))

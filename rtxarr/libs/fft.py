@@ -8,12 +8,16 @@ Where axes were moved to the end, they stay there in memory: the result is a vie
 
 A plan has memory on the GPU that its transforms work in, so a graph that holds one must own its
 plan: those that a captured step uses are kept with the step and used by nothing else.
+
+What cuFFT makes no plan for goes through CuPy's own plans or, where there are none either, through
+NumPy on the host; :func:`rtxarr.libs.show` counts it.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -24,9 +28,14 @@ from rtxarr import _device
 from rtxarr._replay import branch, kept_resources
 from rtxarr.kernels.transpose import contiguous
 from rtxarr.libs._fft_plans import Pass, inverse, kept_axes, passes, scale_of
+from rtxarr.libs._layout import Unsupported
+from rtxarr.libs._status import Provider
 
-__all__ = ["transform"]
+__all__ = ["status", "transform"]
 
+_provider = Provider("Fourier transforms", "CuPy or NumPy")
+_loaded: list[Any] = []  # CuPy's module of cuFFT or None; empty until it is looked for
+_loading = threading.Lock()
 _MOST = 64  # plans of a thread, beside those of captured steps
 # cufftType, by kind and whether double precision.
 _TYPES = {
@@ -42,6 +51,43 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def _load() -> Any:
+    """Look for the library, once; warn if it is not there."""
+    with _loading:
+        if not _loaded:
+            try:
+                found = _device.cupy.cuda.cufft
+                version = found.getVersion()
+            except Exception as error:  # of the library that is not found, or does not load
+                _loaded.append(None)
+                _provider.is_missing(f"CuPy cannot use cuFFT ({_first_line(error)})", _install())
+            else:
+                _loaded.append(found)
+                numbers = version // 1000, version // 100 % 10, version % 100
+                _provider.library = f"cuFFT {'.'.join(map(str, numbers))}, through CuPy"
+        return _loaded[0]
+
+
+def _library() -> Any:
+    return _loaded[0] if _loaded else _load()
+
+
+def _install() -> str:
+    major = _device.cupy.cuda.runtime.runtimeGetVersion() // 1000
+    return f"pip install --upgrade 'cuda-toolkit[cufft]=={major}.*'"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def status() -> Provider:
+    """Return what serves Fourier transforms on a GPU, and what went elsewhere instead."""
+    if len(_device.devices()) > 1:
+        _library()
+    return _provider
 
 
 def transform(
@@ -73,13 +119,40 @@ def transform(
         In memory that is not another's, as the last plan leaves it: with its axes at the end.
     """
     wide = _complex(x.dtype)
+    forward, halves = name in ("fftn", "rfftn"), name in ("rfftn", "irfftn")
+    shape = list(x.shape)
+    for n, axis in zip(s, axes, strict=True):
+        shape[axis] = n
+    if halves and forward:
+        shape[axes[-1]] = s[-1] // 2 + 1
+    dtype = _real(wide) if name == "irfftn" else wide
+    if 0 in shape:
+        return _device.cupy.empty(shape, dtype)
+    library = _library()
+    if library is not None:
+        try:
+            return _by_plans(library, name, x, s, axes, norm, owned).reshape(shape)
+        except Unsupported as reason:
+            _refuse(str(reason))
+    return _elsewhere(name, x, s, axes, norm).astype(dtype, copy=False)
+
+
+def _refuse(reason: str) -> None:
+    """Count what cuFFT has no plan for; warn at the first."""
+    if not _provider.refused:
+        warnings.warn(
+            f"{_provider.serves} run through {_provider.instead}: {reason}; {_install()}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    _provider.refused[reason] += 1
+
+
+def _by_plans(library, name, x, s, axes, norm, owned):
+    """Transform by plans of our own; nothing is written to unless all of them can be made."""
+    wide = _complex(x.dtype)
     out = _fitted(name, x, s, axes)
     forward, halves = name in ("fftn", "rfftn"), name in ("rfftn", "irfftn")
-    shape = list(out.shape)
-    if halves:
-        shape[axes[-1]] = s[-1] // 2 + 1 if forward else s[-1]
-    if out.size == 0:
-        return _device.cupy.empty(shape, _real(wide) if name == "irfftn" else wide)
     real = halves and s[-1] > 1  # of one real point there is nothing to do
     if out.dtype != wide and not (forward and real):
         out = out.astype(wide)
@@ -90,11 +163,12 @@ def transform(
     pairs = [(n, long.index(a)) for n, a in zip(s, axes, strict=True) if n > 1]
     if halves and not real:
         name = "fftn" if forward else "ifftn"
-    plans = passes(name, out.shape, [n for n, _ in pairs], [a for _, a in pairs])
+    steps = passes(name, out.shape, [n for n, _ in pairs], [a for _, a in pairs])
+    plans = [_plan(library, one, out) for one in steps]
     scale = scale_of(forward, s, norm)
     last = len(plans) - 1
-    for i, one in enumerate(plans):
-        out = _executed(one, out, forward, owned or i > 0, in_place=i > 0)
+    for i, (one, plan) in enumerate(zip(steps, plans, strict=True)):
+        out = _executed(one, plan, out, forward, owned or i > 0, in_place=i > 0)
         if i == last and scale != 1:
             _device.cupy.multiply(out, out.dtype.type(scale), out)
         if one.order is not None:
@@ -106,7 +180,36 @@ def transform(
             _device.cupy.multiply(out, out.dtype.type(scale), out)
     if halves and not forward and not real:
         out = out.real.copy()
-    return out.reshape(shape)
+    return out
+
+
+def _elsewhere(name, x, s, axes, norm):
+    """Transform by CuPy's own plans or, if there are none either, by NumPy on the host."""
+    cupy = _device.cupy
+    stream = cupy.cuda.get_current_stream()
+    if stream.is_capturing():
+        raise RuntimeError(
+            f"a Fourier transform without a plan of cuFFT cannot be captured; {_install()}"
+        )
+    if norm == "none":  # NumPy's names for where it scales
+        norm = "forward" if name.startswith("i") else "backward"
+    if _library() is not None:
+        try:
+            return _by_cupy(cupy, stream, name, x, s, axes, norm)
+        except (RuntimeError, ValueError):  # it has no plan for it either
+            pass
+    return cupy.asarray(getattr(np.fft, name)(cupy.asnumpy(x), s=s, axes=axes, norm=norm))
+
+
+def _by_cupy(cupy, stream, name, x, s, axes, norm):
+    # All streams of a thread share its plans, and so the memory that they work in: one at a time.
+    stream.synchronize()
+    with cupy.cuda.Stream.null as legacy:
+        found = getattr(cupy.fft, name)(x, s=s, axes=axes, norm=norm)
+        legacy.synchronize()
+    out = found.copy()
+    stream.synchronize()  # before the memory of the other stream is given out again
+    return out
 
 
 def _complex(dtype: Any) -> np.dtype:
@@ -133,7 +236,7 @@ def _fitted(name, x, s, axes):
     return out
 
 
-def _executed(one: Pass, x: Any, forward: bool, owned: bool, *, in_place: bool) -> Any:
+def _executed(one: Pass, plan: Any, x: Any, forward: bool, owned: bool, *, in_place: bool) -> Any:
     """Return what a plan makes of ``x``, its axes in the plan's order.
 
     ``owned`` says that it may write to ``x``, ``in_place`` that it shall: whether it does must not
@@ -150,11 +253,11 @@ def _executed(one: Pass, x: Any, forward: bool, owned: bool, *, in_place: bool) 
     else:
         dtype = _real(x.dtype) if one.kind == "C2R" else _complex(x.dtype)
         out = _device.cupy.empty(one.shape, dtype)
-    _plan(one, x).fft(x, out, _FORWARD if forward else _INVERSE)
+    plan.fft(x, out, _FORWARD if forward else _INVERSE)
     return out
 
 
-def _plan(one: Pass, x: Any) -> Any:
+def _plan(library: Any, one: Pass, x: Any) -> Any:
     """Give the plan of a pass over ``x``, kept."""
     double = _complex(x.dtype).itemsize == 16
     # Transforms of one plan work in the same memory: streams have their own.
@@ -164,24 +267,32 @@ def _plan(one: Pass, x: Any) -> Any:
     key = ("cufft", x.data.device_id, stream, double, one.kind, one.n, layouts, one.batch)
 
     def make():
-        cuda = _device.cupy.cuda
-        last = len(one.n) - 1, one.result.embed[-1]
-        if max(math.prod(d.embed) for d in (one.source, one.result)) * one.batch < 1 << 31:
-            kind = _TYPES[one.kind, double]
-            plan = cuda.cufft.PlanNd(one.n, *layouts, kind, one.batch, "C", *last)
-        else:  # its numbers are of 64 bits
-            types = {"R": "d" if double else "f", "C": "D" if double else "F"}
-            source, result = types[one.kind[0]], types[one.kind[2]]
-            plan = cuda.cufft.XtPlanNd(
-                one.n, *one.source, source, *one.result, result, one.batch, types["C"],
-                order="C", last_axis=last[0], last_size=last[1],
-            )  # fmt: skip
+        try:
+            plan = _new_plan(library, one, double)
+        except (RuntimeError, ValueError) as error:  # one of memory is none of these
+            reason = f"no plan for {one.kind} transforms ({_first_line(error)})"
+            raise Unsupported(reason) from error
         # Its tables are copied to the GPU on the legacy stream, and the host may be back before
         # they are there: streams that do not wait for that one would read something else.
-        cuda.Stream.null.synchronize()
+        _device.cupy.cuda.Stream.null.synchronize()
         return plan
 
     return _kept(key, make)
+
+
+def _new_plan(library: Any, one: Pass, double: bool) -> Any:
+    layouts = (*one.source, *one.result)
+    last = len(one.n) - 1, one.result.embed[-1]
+    if max(math.prod(d.embed) for d in (one.source, one.result)) * one.batch < 1 << 31:
+        kind = _TYPES[one.kind, double]
+        return library.PlanNd(one.n, *layouts, kind, one.batch, "C", *last)
+    # Its numbers are of 64 bits.
+    types = {"R": "d" if double else "f", "C": "D" if double else "F"}
+    source, result = types[one.kind[0]], types[one.kind[2]]
+    return library.XtPlanNd(
+        one.n, *one.source, source, *one.result, result, one.batch, types["C"],
+        order="C", last_axis=last[0], last_size=last[1],
+    )  # fmt: skip
 
 
 def _kept(key: tuple, make: Callable[[], Any]) -> Any:

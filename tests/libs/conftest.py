@@ -249,6 +249,7 @@ def clean(monkeypatch):
     """A provider that has not looked for its library, with no library to find."""
     cupy = FakeCuPy()
     monkeypatch.setitem(vars(_device), "cupy", cupy)  # without asking for the real one
+    monkeypatch.setattr(_device, "devices", lambda: ["cpu"])  # nor for what it can load
     monkeypatch.setattr(blas, "is_device_array", lambda x: isinstance(x, FakeArray))
     monkeypatch.setattr(blas, "_loaded", [])
     monkeypatch.setattr(blas, "_provider", blas.Provider("matrix products", "CuPy"))
@@ -667,6 +668,7 @@ def bare_dnn(monkeypatch):
     """A cuDNN provider that has not looked for its library, with no library to find."""
     cupy = FakeDnnCuPy()
     monkeypatch.setitem(vars(_device), "cupy", cupy)
+    monkeypatch.setattr(_device, "devices", lambda: ["cpu"])
     monkeypatch.setattr(_serving, "is_device_array", lambda x: isinstance(x, FakeArray))
     for module in (_attention, _conv):
         monkeypatch.setattr(module, "is_device_array", lambda x: isinstance(x, FakeArray))

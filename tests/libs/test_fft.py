@@ -2,16 +2,18 @@
 
 import contextlib
 import types
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr import _device, _replay
+from rtxarr import _device, _replay, libs
 from rtxarr.libs import _fft_plans
 from rtxarr.libs import fft as provider
 from rtxarr.libs._fft_plans import passes
+from rtxarr.libs._status import Provider
 from rtxarr.testing import assert_close
 
 NAMES = ["fftn", "ifftn", "rfftn", "irfftn"]
@@ -111,20 +113,33 @@ def fake_cufft(monkeypatch):
     def synchronize():
         FakePlan.copying = False
 
-    cufft = types.SimpleNamespace(PlanNd=FakePlan, XtPlanNd=wide_plan)
-    stream = types.SimpleNamespace(ptr=5)
-    null = types.SimpleNamespace(synchronize=synchronize)
+    class Null(contextlib.AbstractContextManager):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+    null = Null()
+    null.synchronize = synchronize
+    cufft = types.SimpleNamespace(PlanNd=FakePlan, XtPlanNd=wide_plan, getVersion=lambda: 12103)
+    stream = types.SimpleNamespace(ptr=5, synchronize=lambda: None, is_capturing=lambda: False)
     cupy = types.SimpleNamespace(
         empty=empty,
+        asarray=lambda x: x.view(FakeArray),
+        asnumpy=np.array,
         zeros=lambda shape, dtype: np.zeros(shape, dtype).view(FakeArray),
         multiply=np.multiply,
         cuda=types.SimpleNamespace(
             cufft=cufft,
             get_current_stream=lambda: stream,
+            runtime=types.SimpleNamespace(runtimeGetVersion=lambda: 13000),
             Stream=types.SimpleNamespace(null=null),
         ),
     )
     monkeypatch.setitem(vars(_device), "cupy", cupy)
+    monkeypatch.setattr(provider, "_loaded", [])
+    monkeypatch.setattr(provider, "_provider", Provider("Fourier transforms", "CuPy or NumPy"))
     provider._thread.plans.clear()
     yield cupy
     provider._thread.plans.clear()
@@ -201,6 +216,121 @@ def test_random_transforms(fake_cufft, monkeypatch, name):
         check(name, x, s, axes, ["backward", "ortho", "forward", "none"][i % 4])
 
 
+# ------------------------------------------------------------------------- without a plan
+
+
+def check_all(**options):
+    """Compare transforms of all kinds with NumPy."""
+    rng = np.random.default_rng(8)
+    for i, (shape, axes) in enumerate(SHAPES):
+        for name in NAMES:
+            x = array(name, rng, shape, single=i % 2 == 0)
+            norm = ["backward", "ortho", "forward", "none"][i % 4]
+            check(name, x, points(name, shape, axes, i % 3 - 1), axes, norm, **options)
+
+
+@pytest.mark.parametrize("broken", ["attribute", "version"])
+def test_a_missing_library_warns_once(fake_cufft, monkeypatch, capsys, broken):
+    def fail(*args):
+        raise ImportError('Failure finding "libcufft.so.12"\n  listdir("/lib"):')
+
+    if broken == "attribute":
+        cuda = type("cuda", (types.SimpleNamespace,), {"cufft": property(fail)})
+        without = {k: v for k, v in vars(fake_cufft.cuda).items() if k != "cufft"}
+        monkeypatch.setattr(fake_cufft, "cuda", cuda(**without))
+    else:
+        fake_cufft.cuda.cufft.getVersion = fail
+    want = (
+        r"Fourier transforms run through CuPy or NumPy: CuPy cannot use cuFFT \(Failure finding "
+        r"\"libcufft.so.12\"\); pip install --upgrade 'cuda-toolkit\[cufft\]==13.\*'$"
+    )
+    FakePlan.made = 0
+    with pytest.warns(RuntimeWarning, match=want) as caught:
+        check_all()
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_all(owned=True)
+    libs.show()
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("Fourier transforms: CuPy or NumPy (CuPy cannot use cuFFT (Failure")
+    assert FakePlan.made == 0
+
+
+@pytest.mark.parametrize("of_cupy", [True, False])
+def test_what_has_no_plan_is_transformed_elsewhere(fake_cufft, capsys, of_cupy):
+    asked = []
+
+    def fail(*args):
+        raise RuntimeError("CUFFT_INTERNAL_ERROR")
+
+    class OfCuPy:
+        def __getattr__(self, name):
+            if not of_cupy:
+                return lambda *args, **options: fail()
+            asked.append(name)
+            transform = getattr(np.fft, name)
+            return lambda x, **options: transform(np.asarray(x), **options).view(FakeArray)
+
+    fake_cufft.fft = OfCuPy()
+    fake_cufft.cuda.cufft.PlanNd = fail
+    want = r"CuPy or NumPy: no plan for C2C transforms \(CUFFT_INTERNAL_ERROR\); pip install"
+    with pytest.warns(RuntimeWarning, match=want) as caught:
+        check_all()
+        check_all(owned=True)
+    assert len(caught) == 1
+    assert bool(asked) is of_cupy
+    refused = provider.status().refused
+    assert set(refused) == {
+        f"no plan for {kind} transforms (CUFFT_INTERNAL_ERROR)" for kind in ("C2C", "R2C", "C2R")
+    }
+    libs.show()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-4] == "Fourier transforms: cuFFT 12.1.3, through CuPy"
+    n = refused["no plan for R2C transforms (CUFFT_INTERNAL_ERROR)"]
+    assert lines[-1].startswith(f"    {n} by CuPy or NumPy: no plan for R2C")
+
+
+def test_nothing_is_written_before_all_plans_are_made(fake_cufft):
+    """Of four axes of halves that may be overwritten, the last plan is the one that fails."""
+    made = []
+
+    def fail(*args):
+        made.append(args)
+        if len(made) > 1:
+            raise RuntimeError("CUFFT_INTERNAL_ERROR")
+        return FakePlan(*args)
+
+    fake_cufft.cuda.cufft.PlanNd = fail
+    fake_cufft.fft = np.fft  # takes FakeArrays
+    x = array("irfftn", np.random.default_rng(0), (3, 4, 5, 6))
+    with pytest.warns(RuntimeWarning, match="no plan for C2"):
+        check("irfftn", x, (3, 4, 5, 10), (0, 1, 2, 3), "ortho", owned=True)
+    assert len(made) == 2
+
+
+def test_a_plan_without_memory_is_no_missing_plan(fake_cufft):
+    def fail(*args):
+        raise MemoryError("no room")
+
+    fake_cufft.cuda.cufft.PlanNd = fail
+    with pytest.raises(MemoryError, match="no room"):
+        check("fftn", np.ones((3, 4)), (4,), (1,), "ortho")
+
+
+def test_a_graph_does_not_record_the_host(fake_cufft):
+    def fail(*args):
+        raise RuntimeError("CUFFT_INTERNAL_ERROR")
+
+    fake_cufft.cuda.cufft.PlanNd = fail
+    fake_cufft.cuda.get_current_stream().is_capturing = lambda: True
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(RuntimeError, match="cannot be captured; pip install"),
+    ):
+        check("fftn", np.ones((3, 4)), (4,), (1,), "ortho")
+
+
 class NotCopied(FakeArray):
     def copy(self, order="C"):
         raise AssertionError("a copy")
@@ -252,11 +382,11 @@ def test_large_arrays_get_plans_of_64_bits(fake_cufft):
 
     for shape, is_wide in (((1 << 21, 1 << 10), True), ((1 << 20, 1 << 10), False)):
         (one,) = passes("fftn", shape, shape[1:], (1,))
-        assert provider._plan(one, Shape()).is_wide is is_wide
+        assert provider._plan(fake_cufft.cuda.cufft, one, Shape()).is_wide is is_wide
         (one,) = passes("rfftn", shape, shape[:1], (0,))
         real = Shape()
         real.dtype = np.dtype("f4")
-        assert provider._plan(one, real).is_wide is is_wide
+        assert provider._plan(fake_cufft.cuda.cufft, one, real).is_wide is is_wide
     assert not FakePlan.copying
 
 
@@ -388,6 +518,47 @@ def test_gpu_random_transforms_and_gradients(monkeypatch, name):
             tolerance = (1e-5 if single else 1e-13) * max(np.abs(want).max(initial=0), 1)
             assert_close(cupy.asnumpy(got), want, rtol=0, atol=tolerance)
         assert_close(cupy.asnumpy(given), x, exact=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("library", ["missing", "without plans"])
+def test_gpu_transforms_without_plans_match_numpy(monkeypatch, name, library):
+    def fail(*args, **options):
+        raise RuntimeError("CUFFT_INTERNAL_ERROR")
+
+    cupy = _device.cupy
+    found = types.SimpleNamespace(PlanNd=fail, XtPlanNd=fail)
+    monkeypatch.setattr(provider, "_loaded", [found if library != "missing" else None])
+    own = Provider("Fourier transforms", "CuPy or NumPy")
+    own.refused["warned before"] = 1
+    monkeypatch.setattr(provider, "_provider", own)
+    rng = np.random.default_rng(9)
+    for i, (shape, axes) in enumerate(SHAPES):
+        x = array(name, rng, shape, single=i % 2 == 0)
+        s, norm = points(name, shape, axes, i % 3 - 1), ["backward", "ortho", "forward"][i % 3]
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            poisoned(cupy)
+            got = provider.transform(name, cupy.asarray(x), s, axes, norm)
+            stream.synchronize()
+        wide = x.astype(np.result_type(x.dtype, "f8"))
+        want = getattr(np.fft, name)(wide, s=s, axes=axes, norm=norm)
+        assert got.dtype == f"{want.dtype.kind}{want.itemsize >> (i % 2 == 0)}"
+        tolerance = (1e-13 if i % 2 else 1e-5) * max(np.abs(want).max(initial=0), 1)
+        assert_close(cupy.asnumpy(got), want, rtol=0, atol=tolerance)
+    if library == "missing":
+        with pytest.raises(RuntimeError, match="cannot be captured"):
+            capture_one(cupy, name)
+
+
+def capture_one(cupy, name):
+    x = cupy.ones((4, 6), "complex64" if name != "rfftn" else "float32")
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        try:
+            provider.transform(name, x, (6,), (1,), "ortho")
+        finally:
+            stream.end_capture()
 
 
 @pytest.mark.gpu
