@@ -22,7 +22,7 @@ from rtxarr._device import is_device_array, namespace
 from rtxarr.dtypes import DTYPES, is_half, result_type
 from rtxarr.libs import _cublaslt
 from rtxarr.libs._cublaslt import WORKSPACE_BYTES, CublasLt, recipe
-from rtxarr.libs._layout import SplitsOnly, Unsupported
+from rtxarr.libs._layout import MAX_LAUNCHES, SplitsOnly, Unsupported
 from rtxarr.libs._status import Provider
 
 __all__ = [
@@ -625,14 +625,14 @@ def matmul_fp8(
 
     Parameters
     ----------
-    a : array of uint8, shape (m, k)
+    a : array of uint8, shape (..., m, k)
         Bits of e4m3 or e5m2 numbers; best stored row by row.
-    b : array of uint8, shape (k, n)
+    b : array of uint8, shape (..., k, n)
         Best stored column by column, as the transpose of a weight is.
     formats : ({"e4m3", "e5m2"}, {"e4m3", "e5m2"})
         Of ``a`` and ``b``.
-    scale_a : array of float32, shape () or (1,), or (m, 1) for each row, optional
-    scale_b : array of float32, shape () or (1,), or (1, n) for each column, optional
+    scale_a : array of float32, shape () or (1,), or (m, 1) or (..., m, 1) for each row, optional
+    scale_b : array of float32, shape () or (1,), or (1, n) or (..., 1, n) for each column, optional
     dtype : dtype, default bfloat16
         Of the result: bfloat16, float16 or float32.
     bias : array of ``dtype``, shape (n,), optional
@@ -643,15 +643,16 @@ def matmul_fp8(
 
     Returns
     -------
-    array, shape (m, n)
+    array, shape (..., m, n)
 
     Notes
     -----
     cuBLASLt wants k and n to be multiples of 16, at most one e5m2 operand, scales that are both
     for rows or both for all, and a GPU of compute capability 8.9 (for each row: 9.0). Anything
-    else is computed in float32.
+    else is computed in float32. Stacks of both operands with a scale for each row are multiplied
+    one pair after the other, at most 32 of them.
     """
-    _check_matrices(a, b)
+    stack = _stack_of(a, b)
     if a.dtype != np.uint8 or b.dtype != np.uint8:
         raise TypeError(f"a and b must be uint8, got {a.dtype} and {b.dtype}")
     if any(name not in _cublaslt.FP8_TYPES for name in formats):
@@ -659,16 +660,15 @@ def matmul_fp8(
     if (epilogue, False) not in _EPILOGUES:
         raise ValueError(f"epilogue must be 'relu', 'gelu' or None, got {epilogue!r}")
     by_row = [
-        _is_by_row("scale_a", scale_a, (a.shape[0], 1)),
-        _is_by_row("scale_b", scale_b, (1, b.shape[1])),
+        _is_by_row("scale_a", scale_a, (*a.shape[:-1], 1)),
+        _is_by_row("scale_b", scale_b, (*b.shape[:-2], 1, b.shape[-1])),
     ]
     dtype = np.dtype(DTYPES.get(dtype, dtype))
     library = _library() if is_device_array(a) else None
     if library is not None:
         try:
-            scales = scale_a, scale_b
-            options = dtype, bias, epilogue, fast
-            return _run_fp8(library, a, b, formats, scales, by_row, *options)
+            options = formats, by_row, dtype, bias, epilogue, fast
+            return _stacked_fp8(library, stack, a, b, (scale_a, scale_b), options)
         except Unsupported as reason:
             _refuse(reason)
     xp = namespace(a, b, bias)
@@ -680,18 +680,32 @@ def matmul_fp8(
     return _plain(wide[0], wide[1], bias, epilogue, dtype)
 
 
+def _stack_of(a, b):
+    """Check the shapes of stacks of matrices; give that of the stack of their products."""
+    try:
+        if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
+            raise ValueError
+        return np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise ValueError(
+            f"operands must have shapes (..., m, k) and (..., k, n), got {a.shape}, {b.shape}"
+        ) from None
+
+
 def _is_by_row(name, scale, shape):
     if scale is None:
         return False
-    if scale.dtype != np.float32 or scale.shape not in ((), (1,), shape):
+    if scale.dtype != np.float32 or scale.shape not in ((), (1,), shape[-2:], shape):
+        shapes = f"(), (1,) or {shape}" if len(shape) == 2 else f"(), (1,), {shape[-2:]} or {shape}"
         raise ValueError(
-            f"{name} must be float32 of shape (), (1,) or {shape}, got {scale.dtype} of "
-            f"{scale.shape}"
+            f"{name} must be float32 of shape {shapes}, got {scale.dtype} of {scale.shape}"
         )
-    return scale.shape == shape
+    return scale.ndim > 1
 
 
-def _run_fp8(library, a, b, formats, scales, by_row, dtype, bias, epilogue, fast):
+def _stacked_fp8(library, stack, a, b, scales, options):
+    """Multiply stacks: as one tall matrix, in one launch, or one pair after the other."""
+    formats, by_row, dtype, bias, _, _ = options
     arrays = [a, b, *(x for x in (*scales, bias) if x is not None)]
     if any(type(x) is not library.array for x in arrays):
         raise Unsupported("an array that is not CuPy's")
@@ -701,10 +715,51 @@ def _run_fp8(library, a, b, formats, scales, by_row, dtype, bias, epilogue, fast
         raise Unsupported(f"fp8 of {' and '.join(formats)} to {dtype}")
     if by_row[0] != by_row[1]:
         raise Unsupported("an fp8 operand with a scale a row beside one with one for all")
-    if a.strides[1] != 1 or a.strides[0] % 16:
-        a = a.copy(order="C")
-    if b.strides[0] != 1 or b.strides[1] % 16:
-        b = b.copy(order="F")
+    if not stack:
+        return _run_fp8(library, a, b, scales, options)
+    shape = (*stack, a.shape[-2], b.shape[-1])
+    if math.prod(b.shape[:-2]) == 1:
+        first = (0,) * len(stack)
+        if by_row[0]:
+            rows = _device.cupy.broadcast_to(scales[0], (*a.shape[:-1], 1)).reshape(-1, 1)
+            scales = rows, _matrix_of(scales[1], first)
+        tall = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
+        return _run_fp8(library, tall, _matrix_of(b, first), scales, options).reshape(shape)
+    n_pairs = math.prod(stack)
+    if not by_row[0]:
+        try:
+            return _run_fp8(library, a, b, scales, options)
+        except Unsupported:
+            if n_pairs > MAX_LAUNCHES:
+                raise
+    if n_pairs > MAX_LAUNCHES:
+        raise Unsupported(f"more than {MAX_LAUNCHES} fp8 products with a scale a row")
+    out = library.array(shape, dtype)
+    for index in np.ndindex(*stack):
+        pair, own = ([_matrix_of(x, index) for x in xs] for xs in ((a, b), scales))
+        _run_fp8(library, *pair, own, options, out[index])
+    return out
+
+
+def _matrix_of(x, index):
+    """Give the matrix of a stack that serves at a place of the stack it is broadcast to."""
+    if x is None or x.ndim <= 2:
+        return x
+    index = index[len(index) - (x.ndim - 2) :]
+    return x[tuple(0 if n == 1 else i for n, i in zip(x.shape, index, strict=False))]
+
+
+def _in_rows(x):
+    """Copy 8-bit matrices unless their rows are without gaps and start at multiples of 16 bytes."""
+    *steps, row, col = x.strides
+    fits = col == 1 and row >= x.shape[-1] and row % 16 == 0
+    return x if fits and all(n >= 0 and n % 16 == 0 for n in steps) else x.copy(order="C")
+
+
+def _run_fp8(library, a, b, scales, options, out=None):
+    formats, by_row, dtype, bias, epilogue, fast = options
+    a = _in_rows(a)
+    b = _in_rows(b.swapaxes(-1, -2)).swapaxes(-1, -2)
     pointers = []
     kept = []
     # The library's A is our b.
@@ -722,8 +777,8 @@ def _run_fp8(library, a, b, formats, scales, by_row, dtype, bias, epilogue, fast
         pointers.append((_cublaslt.BIAS_POINTER, _vector(library, bias, b, dtype)))
     # In the order (a, b), like the product's operands.
     types = tuple(_cublaslt.FP8_TYPES[name] for name in formats)
-    options = recipe(kind, dtype=dtype, fp8=(*types, by_row[0], fast))
-    return library.run(a, b, options, None, tuple(pointers))
+    how = recipe(kind, dtype=dtype, fp8=(*types, by_row[0], fast))
+    return library.run(a, b, how, out, tuple(pointers))
 
 
 @functools.cache

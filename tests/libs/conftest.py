@@ -233,6 +233,9 @@ class FakeCuPy(types.ModuleType):
             get_elapsed_time=lambda a, b: next(self.times),
         )
 
+    def broadcast_to(self, x, shape):
+        return np.broadcast_to(x, shape, subok=True)
+
     def ascontiguousarray(self, x):
         return np.ascontiguousarray(x).view(FakeArray)
 

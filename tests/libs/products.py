@@ -44,6 +44,11 @@ def check(got, want, scale, epilogue=None, *, slope=False):
     assert np.all(error <= bound), f"error {np.nanmax(error / bound)} of what is allowed"
 
 
+def poison_of(dtype):
+    """Give NaN of a dtype; of 8-bit numbers, the bits of one."""
+    return np.array(127 if dtype == np.uint8 else np.nan, dtype)
+
+
 def lay_out(array, values, way):
     """Store matrices in memory in one of several ways, without changing what they are."""
     if values.ndim < 2 or way == "rows":
@@ -52,7 +57,7 @@ def lay_out(array, values, way):
     if way == "columns":
         return array(values.swapaxes(-1, -2).copy()).swapaxes(-1, -2)
     if way == "part of wider rows":
-        wide = np.full((*stack, rows, cols + 5), np.nan, values.dtype)
+        wide = np.full((*stack, rows, cols + 5), poison_of(values.dtype))
         wide[..., 2 : cols + 2] = values
         return array(wide)[..., 2 : cols + 2]
     if way == "part of longer columns":
@@ -61,7 +66,7 @@ def lay_out(array, values, way):
         order = (len(stack), *range(len(stack)), len(stack) + 1)
         return array(values.transpose(order).copy()).transpose(np.argsort(order).tolist())
     if way == "gaps":
-        gaps = np.full((*stack, rows, 2 * cols), np.nan, values.dtype)
+        gaps = np.full((*stack, rows, 2 * cols), poison_of(values.dtype))
         gaps[..., ::2] = values
         return array(gaps)[..., ::2]
     return array(values[..., ::-1, :].copy())[..., ::-1, :]
@@ -258,9 +263,49 @@ def fp8_case(
         scale_b=array(scales[1]), dtype=dtype, bias=None if bias is None else array(bias),
         epilogue=epilogue, fast=fast,
     )  # fmt: skip
+    check_fp8(got, a64, b64, bias, epilogue, dtype)
+
+
+def check_fp8(got, a64, b64, bias, epilogue, dtype):
     want = EPILOGUES[epilogue](a64 @ b64 + (0 if bias is None else bias.astype(np.float64)))
     # The tensor cores add fp8 products with some 14 bits, aligned to the largest of them, before
     # the sum goes on in float32: much coarser than what float32 alone would give.
     scale = np.abs(a64) @ np.abs(b64)
     error = np.abs(host(got) - want)
+    assert got.shape == want.shape and got.dtype == dtype
     assert np.all(error <= 1e-3 * scale + TOLERANCE[dtype.name] * np.abs(want) + 1e-5)
+
+
+# Of a stack of each operand; the library multiplies the last in one launch for each pair.
+FP8_STACKS = [
+    ((2,), ()), ((3, 2), (1,)), ((), (2,)), ((2,), (2,)), ((3, 2), (3, 2)), ((3, 1), (2,)),
+    ((1,), ()), ((2, 2), (2,)), ((5, 4, 2), (5, 4, 2)),
+]  # fmt: skip
+
+
+def fp8_stack_case(rng, array, stacks, by_row, dtype, shape=(8, 32, 48), epilogue=None):
+    """Multiply stacks that lie in one of several ways, with a scale for all or for each row."""
+    m, n, k = shape
+    dtype = np.dtype(getattr(rx, dtype))
+    operands, wide, scales = [], [], []
+    for stack, (rows, cols), way, own in zip(
+        stacks,
+        ((m, k), (n, k)),
+        rng.choice(["rows", "part of wider rows", "rows outside stacks", "gaps", "reversed"], 2),
+        ((m, 1), (1, n)),
+        strict=True,
+    ):
+        values = rng.standard_normal((*stack, rows, cols)).astype(np.float32).astype(FP8["e4m3"])
+        operands.append(lay_out(array, values.view(np.uint8), way))
+        lead = stack if rng.random() < 0.7 else ()
+        scale = rng.uniform(0.5, 2, (*lead, *own) if by_row else ()).astype(np.float32)
+        scales.append(array(scale))
+        if own[0] == 1:  # of columns
+            operands[-1], values = operands[-1].swapaxes(-1, -2), values.swapaxes(-1, -2)
+        wide.append(values.astype(np.float64) * scale)
+    bias = rng.standard_normal(n).astype(dtype) if dtype != np.float32 else None
+    got = blas.matmul_fp8(
+        *operands, scale_a=scales[0], scale_b=scales[1], dtype=dtype, epilogue=epilogue,
+        bias=None if bias is None else array(bias),
+    )  # fmt: skip
+    check_fp8(got, *wide, bias, epilogue, dtype)

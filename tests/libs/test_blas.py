@@ -1,6 +1,7 @@
 """Products through cuBLASLt: against float64, first with a stand-in on the host, then on a GPU."""
 
 import itertools
+import math
 import re
 import sys
 import threading
@@ -22,9 +23,11 @@ from rtxarr.testing import assert_close
 from .products import (
     EPILOGUES,
     FLOATS,
+    FP8_STACKS,
     LAYERS,
     check,
     fp8_case,
+    fp8_stack_case,
     gradient_sweep,
     host,
     layer_case,
@@ -107,6 +110,53 @@ def test_fp8_with_epilogues(fake, epilogue):
     for array, biased in itertools.product((np.asarray, fake.array), (True, False)):
         fp8_case(rng, array, (33, 32, 48), kinds, False, "bfloat16", biased, epilogue=epilogue)
     assert len(fake.calls) == 2
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("stacks", FP8_STACKS, ids=str)
+def test_fp8_stacks(fake, stacks, by_row):
+    rng = np.random.default_rng(len(fake.calls))
+    fp8_stack_case(rng, np.asarray, stacks, by_row, "float32", (5, 6, 7))
+    assert fake.calls == []
+    n_pairs = math.prod(np.broadcast_shapes(*stacks))
+    one = not by_row or math.prod(stacks[1]) == 1
+    for dtype, epilogue in itertools.product(("bfloat16", "float32"), (None, "gelu")):
+        before = len(fake.calls)
+        fp8_stack_case(rng, fake.array, stacks, by_row, dtype, epilogue=epilogue)
+        made = fake.calls[before:]
+        if one:
+            assert made  # as many as the layout of stacks takes
+        elif n_pairs <= 32:
+            assert len(made) == n_pairs
+        kinds = {layouts[0][-4] for _, *layouts in made}
+        assert kinds == ({28} if one or n_pairs <= 32 else {0})
+    refused = {} if one or n_pairs <= 32 else {"more than 32 fp8 products with a scale a row": 4}
+    assert blas.status().refused == refused
+
+
+@pytest.mark.parametrize("n_pairs", [6, 40])
+def test_fp8_stacks_that_the_library_refuses(fake, monkeypatch, n_pairs):
+    """One after the other, and in float32 where they are too many."""
+    run = blas.CublasLt.run
+
+    def refuse(library, a, b, *rest, **options):
+        if a.ndim > 2 and a.dtype == np.uint8:
+            raise blas.Unsupported("no stacks of 8-bit numbers")
+        return run(library, a, b, *rest, **options)
+
+    monkeypatch.setattr(blas.CublasLt, "run", refuse)
+    fp8_stack_case(np.random.default_rng(0), fake.array, ((n_pairs,),) * 2, False, "bfloat16")
+    assert [x[1][-4] for x in fake.calls] == ([28] * 6 if n_pairs == 6 else [0])
+    assert blas.status().refused == ({} if n_pairs == 6 else {"no stacks of 8-bit numbers": 1})
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2, 4), (2, 0, 16, 16), (2, 16, 0, 16), (2, 16, 16, 0)])
+def test_fp8_stacks_without_elements(fake, shape):
+    stack, m, n, k = shape
+    for array, by_row in itertools.product((np.asarray, fake.array), (False, True)):
+        for stacks in (((stack,), (stack,)), ((stack,), ())):
+            rng = np.random.default_rng(0)
+            fp8_stack_case(rng, array, stacks, by_row, "bfloat16", (m, n, k))
 
 
 def test_fp8_takes_what_the_library_does_not(fake):
@@ -495,6 +545,15 @@ def test_bad_arguments(fake, fake_arrays):
         ValueError, match=r"scale_a must be float32 of shape \(\), \(1,\) or \(2, 1\)"
     ):
         blas.matmul_fp8(a8, b8, scale_a=a)
+    b8 = array(np.ones((5, 3, 4), np.uint8))
+    with pytest.raises(
+        ValueError, match=r"scale_b must be .* \(\), \(1,\), \(1, 4\) or \(5, 1, 4\), got"
+    ):
+        blas.matmul_fp8(a8, b8, scale_b=a)
+    for wrong in (array(np.ones((4, 2, 3), np.uint8)), a8[0], a8.T):
+        with pytest.raises(ValueError, match=r"shapes \(\.\.\., m, k\) and \(\.\.\., k, n\), got"):
+            blas.matmul_fp8(wrong, b8)
+    b8 = b8[0]
     with pytest.raises(ValueError, match="formats must be"):
         blas.matmul_fp8(a8, b8, formats=("e4m3", "e3m4"))
 
@@ -581,6 +640,9 @@ def test_gpu_fp8(cupy, formats, by_row):
             options = {"epilogue": epilogue, "fast": shape[0] == 128}
             fp8_case(rng, cupy.asarray, shape, formats, by_row, "bfloat16", True, **options)
     fp8_case(rng, cupy.asarray, (64, 32, 48), formats, by_row, "float16", False, contiguous=False)
+    for stacks in FP8_STACKS:
+        fp8_stack_case(rng, cupy.asarray, stacks, by_row, "bfloat16", (64, 96, 128))
+        fp8_stack_case(rng, cupy.asarray, stacks, by_row, "float32", (16, 32, 48))
     if not by_row:  # with a scale a row, other results and epilogues may be refused
         reasons = set(blas.status().refused - before)
         assert reasons <= {"fp8 lengths that are not multiples of 16"}
