@@ -33,6 +33,7 @@ from rtxarr.nn._conv import (
 )
 from rtxarr.nn._dropout import Dropout
 from rtxarr.nn._fp8 import Fp8Linear
+from rtxarr.nn._fp8_attention import fp8_attention
 from rtxarr.nn._functional import functional_call
 from rtxarr.nn._linear import Embedding, Linear
 from rtxarr.nn._module import Module
@@ -112,6 +113,7 @@ __all__ = [
     "binary_cross_entropy_with_logits",
     "cosine_similarity",
     "cross_entropy",
+    "fp8_attention",
     "functional_call",
     "huber_loss",
     "initializers",

@@ -12,6 +12,7 @@ import pytest
 
 from rtxarr import _device
 from rtxarr.libs import _cublaslt, _dnn, _serving, blas
+from rtxarr.nn import _fp8_attention
 from rtxarr.ops import _attention, _conv
 from rtxarr.ops._conv import _unfolded, _unfolded_input, _unfolded_weight
 from rtxarr.ops._windows import Windows
@@ -673,7 +674,7 @@ def bare_dnn(monkeypatch):
     monkeypatch.setitem(vars(_device), "cupy", cupy)
     monkeypatch.setattr(_device, "devices", lambda: ["cpu"])
     monkeypatch.setattr(_serving, "is_device_array", lambda x: isinstance(x, FakeArray))
-    for module in (_attention, _conv):
+    for module in (_attention, _conv, _fp8_attention):
         monkeypatch.setattr(module, "is_device_array", lambda x: isinstance(x, FakeArray))
     monkeypatch.setattr(_dnn, "loaded", [])
     monkeypatch.setattr(_dnn, "provider", blas.Provider("attention and convolutions", "CuPy"))

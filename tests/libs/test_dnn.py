@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr import _device
+from rtxarr import _device, nn
 from rtxarr.libs import _dnn, blas, dnn
 from rtxarr.ops._conv import _unfolded, _unfolded_input, _unfolded_weight
 from rtxarr.ops._windows import make_windows
@@ -336,36 +336,108 @@ def test_paged_attention(served, dtype, causal):
         close(plain, want, dtype)
 
 
+def fp8_case(rng, shape, causal, offset):
+    """Give codes of q, k and v, their scales, that of the result, and what that is in float64."""
+    b, h, kv, n, m, d, e = shape
+    scales = [np.array([x], np.float32) for x in rng.uniform(0.02, 0.05, 3)]
+    codes = [
+        (rng.standard_normal(s) / scale).astype(ml_dtypes.float8_e4m3fn)
+        for s, scale in zip(((b, h, n, d), (b, kv, m, d), (b, kv, m, e)), scales, strict=True)
+    ]
+    wide = [x.astype(np.float64) * scale for x, scale in zip(codes, scales, strict=True)]
+    hidden = np.arange(m) > np.arange(n)[:, None] + (offset if causal else m)
+    want = reference(np, *wide, np.zeros((b, h, n, e)), hidden, None, d**-0.5)[0]
+    out_scale = np.array([abs(want).max(initial=1) / 400], np.float32)
+    return [x.view(np.uint8) for x in codes], scales, out_scale, want
+
+
+def decoded(codes, scale):
+    assert codes.dtype == np.uint8
+    return host(codes).view(ml_dtypes.float8_e4m3fn).astype(np.float64) * scale
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", [(2, 4, 2, 100, 130, 64), (1, 2, 2, 257, 257, 128)], ids=str)
 def test_attention_in_8_bits(served, shape, causal):
-    cupy = served
+    cupy, offset = served, shape[4] - shape[3]
     rng = np.random.default_rng(0)
-    b, h, kv, n, m, d = shape
-    scales = [np.float32(x) for x in (0.04, 0.02, 0.03)]
-    codes = [
-        (rng.standard_normal((b, s, x, d)) / scale).astype(ml_dtypes.float8_e4m3fn)
-        for (x, s), scale in zip(((h, n), (kv, m), (kv, m)), scales, strict=True)
-    ]
-    on_device = [cupy.asarray(x.view(np.uint8)).transpose(0, 2, 1, 3) for x in codes]
-    wide = [
-        x.astype(np.float64).transpose(0, 2, 1, 3) * scale
-        for x, scale in zip(codes, scales, strict=True)
-    ]
-    hidden = np.arange(m) > np.arange(n)[:, None] + (m - n if causal else m)
-    want = reference(np, *wide, wide[0], hidden, None, d**-0.5)[0]
-    out_scale = np.float32(abs(want).max() / 400)
-    got = dnn.try_fp8_attention(
-        *on_device,
-        scales=tuple(cupy.asarray([x]) for x in scales),
-        out_scale=cupy.asarray([out_scale]),
-        causal=causal,
-        offset=m - n,
-    )
-    assert got.shape == want.shape and got.dtype == np.uint8
-    got = host(got).view(ml_dtypes.float8_e4m3fn).astype(np.float64) * out_scale
+    codes, scales, out_scale, want = fp8_case(rng, (*shape, shape[5]), causal, offset)
+    arrays = [cupy.asarray(x.swapaxes(1, 2).copy()).swapaxes(1, 2) for x in codes]
+    options = {"scales": tuple(map(cupy.asarray, scales)), "causal": causal, "offset": offset}
+    found = dnn.try_fp8_attention(*arrays, out_scale=cupy.asarray(out_scale), **options)
+    again = nn.fp8_attention(*arrays, out_scale=cupy.asarray(out_scale), **options)
+    assert bits([found]) == bits([again])
+    assert found.shape == want.shape
+    got = decoded(found, out_scale)
     assert np.abs(got - want).max() < 0.08 * abs(want).max()
     assert np.abs(got - want).mean() < 0.04 * abs(want).mean()
+
+
+def within_a_rounding(codes, out_scale, want):
+    """Compare with float64, rounded to three bits of fraction."""
+    got, most = decoded(codes, out_scale), 448 * float(out_scale[0])
+    assert got.shape == want.shape
+    want = np.clip(want, -most, most)
+    assert np.all(np.abs(got - want) <= 0.0626 * np.abs(want) + float(out_scale[0]) / 1000)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_attention_in_8_bits_on_the_cpu(seed):
+    rng = np.random.default_rng(seed)
+    kv, group = rng.integers(1, 4, 2)
+    b, n, m, d, e = (int(rng.choice(x)) for x in ([0, 1, 2], *2 * [[1, 5, 33]], *2 * [[3, 16, 20]]))
+    causal, offset = bool(rng.random() < 0.6), int(rng.integers(-2, 4))
+    codes, scales, out_scale, want = fp8_case(rng, (b, kv * group, kv, n, m, d, e), causal, offset)
+    for factor in (1, 0.1):  # then what is too large becomes the largest
+        by = out_scale * np.float32(factor)
+        out = nn.fp8_attention(*codes, scales=scales, out_scale=by, causal=causal, offset=offset)
+        within_a_rounding(out, by, want)
+
+
+FP8_LEFT = {
+    "heads in 8 bits whose dimension is not a multiple of 16": ((2, 4, 2, 9, 12, 20, 32), 3),
+    "a causal offset below zero": ((1, 4, 4, 9, 12, 32, 16), -3),
+    "": ((0, 4, 4, 9, 12, 32, 16), 0),
+}
+
+
+@pytest.mark.parametrize("reason", FP8_LEFT)
+def test_attention_in_8_bits_that_cudnn_does_not_take(cupy, reason):
+    shape, offset = FP8_LEFT[reason]
+    rng = np.random.default_rng(1)
+    codes, scales, out_scale, want = fp8_case(rng, shape, True, offset)
+    arrays = [cupy.asarray(x) for x in (*codes, *scales, out_scale)]
+    before = dnn.status().refused[reason]
+    options = {"scales": arrays[3:6], "out_scale": arrays[6], "causal": True, "offset": offset}
+    out = nn.fp8_attention(*arrays[:3], **options)
+    assert dnn.status().refused[reason] == before + bool(reason)
+    within_a_rounding(out, out_scale, want)
+
+
+def test_attention_in_8_bits_without_the_library(bare_dnn):
+    codes, scales, out_scale, want = fp8_case(
+        np.random.default_rng(2), (2, 4, 2, 9, 12, 32, 16), False, 0
+    )
+    arrays = [bare_dnn.asarray(x) for x in (*codes, *scales, out_scale)]
+    with pytest.warns(RuntimeWarning, match="nvidia-cudnn-frontend is not installed"):
+        out = nn.fp8_attention(*arrays[:3], scales=arrays[3:6], out_scale=arrays[6])
+    within_a_rounding(out, out_scale, want)
+
+
+def test_bad_arguments_of_attention_in_8_bits():
+    codes, one = np.ones((2, 4, 3, 16), np.uint8), np.ones(1, np.float32)
+    scales = (one, one, one)
+    with pytest.raises(TypeError, match="q, k and v must be uint8, got float32, uint8 and uint8"):
+        nn.fp8_attention(codes.astype("f4"), codes, codes, scales=scales, out_scale=one)
+    for k, v in ((codes[:, :3], codes[:, :3]), (codes, codes[:, :, :2]), (codes[0], codes[0])):
+        with pytest.raises(ValueError, match="q, k and v must have shapes"):
+            nn.fp8_attention(codes, k, v, scales=scales, out_scale=one)
+    with pytest.raises(ValueError, match="scales must be three arrays, got 2"):
+        nn.fp8_attention(codes, codes, codes, scales=scales[:2], out_scale=one)
+    with pytest.raises(ValueError, match=r"scales\[1\] must be float32 of one element, got 0.5"):
+        nn.fp8_attention(codes, codes, codes, scales=(one, 0.5, one), out_scale=one)
+    with pytest.raises(ValueError, match=r"out_scale must be .* got float32 of shape \(2,\)"):
+        nn.fp8_attention(codes, codes, codes, scales=scales, out_scale=np.ones(2, "f4"))
 
 
 def test_paged_attention_of_what_cudnn_does_not_take(cupy):
