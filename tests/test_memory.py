@@ -8,6 +8,9 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import _device, _out_of_memory, memory, nn, optim
+from rtxarr.autograd import _capture, _capture_errors
+from rtxarr.optim import _clip, _ema, _loss_scaler
+from rtxarr.polygraph import _aot_load
 from rtxarr.testing import assert_close
 
 MIB = 2**20
@@ -284,8 +287,55 @@ def failing(fail, *, forward):
     return op
 
 
+def run_out(where, net, fail, monkeypatch):
+    """Let something that takes memory fail."""
+    if where == "fused":
+        function = rx.fuse(lambda x: x * 2)
+        function(np.ones(3))
+        (programs,) = function._programs.values()
+        programs[0].run = fail
+        function(np.ones(3))
+    elif where == "jitted":
+        rx.jit(lambda x: fail())(rx.Tensor(np.ones(3)))
+    elif where == "loaded":
+        loaded = _aot_load.Loaded("f", [])
+        monkeypatch.setattr(loaded, "_call", fail)
+        loaded(np.ones(3))
+    elif where == "clipped":
+        monkeypatch.setattr(_clip, "_clipped", fail)
+        optim.clip_grad_norm(net.parameters(), 1.0)
+    elif where == "scaled":
+        optimizer, scaler = optim.SGD(net.parameters(), lr=0.1), optim.LossScaler(device="cpu")
+        monkeypatch.setattr(_loss_scaler, "_unscaled", fail)
+        scaler.step(optimizer)
+    elif where == "averages":
+        monkeypatch.setattr(_ema, "widen", fail)
+        optim.ExponentialMovingAverage(net.parameters())
+    elif where == "averaged":
+        ema = optim.ExponentialMovingAverage(net.parameters())
+        before = [p.data for p in net.parameters()]
+        monkeypatch.setattr(_ema, "namespace", fail)
+        try:
+            with ema.averaged():
+                pass
+        finally:
+            assert all(p.data is x for p, x in zip(net.parameters(), before, strict=True))
+    elif where == "captured":
+        step = rx.capture(lambda x: x)
+        place = _device.Device("cuda", 0)
+        monkeypatch.setattr(_capture, "place_of", lambda leaves: place)
+        known = _device.device
+        monkeypatch.setattr(_device, "device", lambda *name: known(*name) if name else place)
+        monkeypatch.setattr(step, "_run", fail)
+        step(np.ones(3))
+
+
 @pytest.mark.parametrize(
-    "where", ["forward", "raw", "backward", "creation", "parameter", "optimizer"]
+    "where",
+    [
+        *("forward", "raw", "backward", "creation", "parameter", "optimizer"),
+        *("fused", "jitted", "loaded", "captured", "clipped", "scaled", "averages", "averaged"),
+    ],
 )
 def test_an_error_says_what_was_asked_who_holds_it_and_what_to_try(where, no_room, monkeypatch):
     net = nn.Linear(1024, 1024, device="cpu")
@@ -303,6 +353,8 @@ def test_an_error_says_what_was_asked_who_holds_it_and_what_to_try(where, no_roo
             optimizer = optim.Adam(net.parameters())
             monkeypatch.setattr(optimizer, "start", no_room)
             optimizer.step()
+        elif where not in ("forward", "backward"):
+            run_out(where, net, no_room, monkeypatch)
         else:
             rx.sum(op(rx.Tensor(np.ones(3), requires_grad=True))).backward()
     text = str(caught.value)
@@ -323,6 +375,12 @@ def test_an_error_is_explained_once_and_only_if_it_is_cupys(no_room):
     plain = MemoryError("of the host")
     _out_of_memory.explain_out_of_memory(plain)
     assert str(plain) == "of the host"
+
+
+def test_a_capture_without_room_is_no_error_of_the_step(no_room):
+    with pytest.raises(MemoryError) as caught:
+        no_room()
+    assert _capture_errors.explained(caught.value, no_room) is caught.value
 
 
 def test_an_error_stays_when_the_survey_fails(no_room, monkeypatch):
@@ -353,6 +411,76 @@ def test_running_out_on_a_gpu_names_the_holders():
                 rx.concat([net.weight] * 8)
             with pytest.raises(MemoryError, match=r"no room for 256.0 MiB"):
                 rx.zeros(2**25, device="cuda:0")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("of", ["inputs", "graph", "results"])
+def test_running_out_in_a_captured_step_names_the_holders(monkeypatch, of):
+    import cupy
+
+    pool_of = cupy.cuda.MemoryPool
+
+    def limited():
+        pool = pool_of()
+        pool.set_limit(size={"inputs": 2, "graph": 6, "results": 4096}[of] * MIB)
+        return pool
+
+    def step(x):
+        return rx.concat([x + 1, x * 2])
+
+    gc.collect()
+    with rx.device("cuda:0"):
+        net = nn.Linear(1024, 1024)
+        captured = rx.capture(step)
+        xs = [rx.ones(MIB, dtype="float32") for _ in range(2)]
+        captured(xs[0])
+        monkeypatch.setattr(cupy.cuda, "MemoryPool", limited)
+        error = pytest.raises(MemoryError, match=r"no room for .*Linear 4.0 MiB")
+        if of == "results":
+            captured(xs[1])
+            small = pool_of()
+            small.set_limit(size=2 * MIB)
+            with cupy.cuda.using_allocator(small.malloc), error:
+                captured(xs[1])
+        else:
+            with error:
+                captured(xs[1])
+        monkeypatch.undo()
+        for x in xs:  # and goes on
+            assert_close(captured(x), step(x), exact=True)
+    assert net.weight.size == MIB
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", ["fused", "clipped", "scaled", "averages", "averaged"])
+def test_running_out_on_a_gpu_in_copies_and_programs(where):
+    import cupy
+
+    gc.collect()
+    with rx.device("cuda:0"):
+        net = nn.Linear(1024, 1024)
+        rx.sum(net(rx.ones((8, 1024), dtype="float32")) ** 2).backward()
+        fused = rx.fuse(lambda x: rx.exp(x) + x)
+        fused(net.weight.data)
+        optimizer, scaler = optim.SGD(net.parameters(), lr=0.1), optim.LossScaler(device="cuda:0")
+        ema = optim.ExponentialMovingAverage(net.parameters())
+        pool = cupy.cuda.MemoryPool()
+        pool.set_limit(size=2 * MIB)
+        with (
+            cupy.cuda.using_allocator(pool.malloc),
+            pytest.raises(MemoryError, match=r"no room for 4.0 MiB .*Linear (8|4).0 MiB"),
+        ):
+            if where == "fused":
+                fused(net.weight.data)
+            elif where == "clipped":
+                optim.clip_grad_norm(net.parameters(), 1.0)
+            elif where == "scaled":
+                scaler.unscale(optimizer)
+            elif where == "averages":
+                optim.ExponentialMovingAverage(net.parameters())
+            else:
+                with ema.averaged():
+                    pass
 
 
 # --------------------------------------------------------------------------- checkpointing

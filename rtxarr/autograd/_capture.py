@@ -19,6 +19,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._allocation import apart
+from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr._replay import Recorder, keeping, kept_resources, n_swaps, recorder
 from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._capture_arguments import (
@@ -168,10 +169,14 @@ class Captured:
         if place.kind == "cpu":
             return untracked(self._step(*args, **kwargs))
         with self._lock:
-            if _device.device() == place:
-                return self._run(leaves, structure, place.index)
-            with place:
-                return self._run(leaves, structure, place.index)
+            try:
+                if _device.device() == place:
+                    return self._run(leaves, structure, place.index)
+                with place:
+                    return self._run(leaves, structure, place.index)
+            except MemoryError as error:
+                explain_out_of_memory(error, place)
+                raise
 
     def _run(self, leaves, structure, device_id):
         kinds = [kind(x) for x in leaves]

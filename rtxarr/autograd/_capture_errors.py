@@ -34,7 +34,7 @@ _CAPTURING = ("stream is capturing", "during stream capture", "STREAM_CAPTURE", 
 
 def explained(error: BaseException, step: Any) -> BaseException:
     """Give the error to raise: the user's own, or where and why nothing can be recorded."""
-    if isinstance(error, CaptureError):
+    if isinstance(error, (CaptureError, MemoryError)):
         return error
     text = str(error)
     if isinstance(error, OncePerStep):

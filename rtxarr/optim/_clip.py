@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rtxarr._device import namespace
+from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr._override import overridable, tracing
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels.multi_tensor import norm_and_factor, on_one_gpu, scaled_copies
@@ -12,6 +13,7 @@ from rtxarr.ops._half import widen
 from rtxarr.optim._optimizer import require_params
 
 
+@explains_out_of_memory
 def clip_grad_norm(params: Iterable, max_norm: float) -> Any:
     """Scale all gradients down together so that their joint 2-norm is at most ``max_norm``.
 
@@ -62,6 +64,7 @@ def _clipped(max_norm, *grads):
     return norm, *(grad * xp.astype(scale, grad.dtype) for grad in grads)
 
 
+@explains_out_of_memory
 def clip_grad_value(params: Iterable, max_value: float) -> None:
     """Clip each element of the gradients to ``[-max_value, max_value]``.
 

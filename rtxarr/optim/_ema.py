@@ -10,6 +10,7 @@ import numpy as np
 
 from rtxarr import _replay
 from rtxarr._device import device_of, is_array, is_device_array, namespace, runs_kernels, to_device
+from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr._override import deferred
 from rtxarr.autograd._mode import witness
 from rtxarr.autograd._tape import mark_changed
@@ -52,6 +53,7 @@ class ExponentialMovingAverage:
     ...     shape = model(model.weight).shape
     """
 
+    @explains_out_of_memory
     def __init__(self, params: Iterable, decay: float = 0.999, *, warmup: bool = False):
         if not 0 <= decay < 1:
             raise ValueError(f"decay must lie in [0, 1), got {decay}")
@@ -63,6 +65,7 @@ class ExponentialMovingAverage:
         self.averages = [namespace(p.data).asarray(widen(p.data), copy=True) for p in self.params]
 
     @deferred(lambda self: ())
+    @explains_out_of_memory
     def update(self) -> None:
         """Move the averages towards the parameters: ``a = decay * a + (1 - decay) * p``."""
         self._count(1)
@@ -105,9 +108,9 @@ class ExponentialMovingAverage:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Put the averages in place of the parameters for a ``with`` block."""
-        originals = [param.data for param in self.params]
-        for param, values in zip(self.params, self.averages, strict=True):
-            param.data = namespace(values).astype(values, param.dtype, copy=True)
+        originals, copies = [param.data for param in self.params], self._copies()
+        for param, values in zip(self.params, copies, strict=True):
+            param.data = values
             mark_changed(param)
         try:
             yield
@@ -115,6 +118,11 @@ class ExponentialMovingAverage:
             for param, original in zip(self.params, originals, strict=True):
                 param.data = original
                 mark_changed(param)
+
+    @explains_out_of_memory
+    def _copies(self):
+        pairs = zip(self.params, self.averages, strict=True)
+        return [namespace(x).astype(x, param.dtype, copy=True) for param, x in pairs]
 
     def state_dict(self) -> dict[str, Any]:
         """Give what :meth:`load_state_dict` needs to go on; its arrays change with updates."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from rtxarr import _replay
 from rtxarr._device import device_of, is_device_array, namespace, runs_kernels, to_device
+from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr._override import deferred, overridable, tracing
 from rtxarr.autograd._tape import raw
 from rtxarr.kernels.multi_tensor import (
@@ -141,6 +142,7 @@ class LossScaler:
             )
         return loss * self.current
 
+    @explains_out_of_memory
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the gradients by the scale, so that they can be clipped before :meth:`step`.
 
@@ -167,6 +169,7 @@ class LossScaler:
         _replay.on_failure(self._unscaled.clear)
 
     @deferred(lambda self, optimizer: optimizer._params())
+    @explains_out_of_memory
     def step(self, optimizer: Optimizer) -> None:
         """Make a step of the optimizer with the unscaled gradients, if all of them are finite.
 

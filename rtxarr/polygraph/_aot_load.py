@@ -17,6 +17,7 @@ import numpy as np
 
 import rtxarr
 from rtxarr import _device
+from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr.autograd._tape import mark_changed
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _aot_data as data
@@ -142,24 +143,28 @@ class Loaded:
         return f"<Loaded {self.__name__}, {n} program{'s' * (n != 1)}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        parts: list[Any] | None = None if kwargs else []
-        if parts is not None:
-            for x in args:
-                kind = type(x)
-                if kind is np.ndarray:
-                    parts += (x.dtype, x.shape, x.strides)
-                elif kind is float or kind is int:
-                    parts.append(kind)
+        try:
+            parts: list[Any] | None = None if kwargs else []
+            if parts is not None:
+                for x in args:
+                    kind = type(x)
+                    if kind is np.ndarray:
+                        parts += (x.dtype, x.shape, x.strides)
+                    elif kind is float or kind is int:
+                        parts.append(kind)
+                    else:
+                        parts = None
+                        break
                 else:
-                    parts = None
-                    break
-            else:
-                case = self._quick.get(tuple(parts))
-                if case is not None:
-                    out = case.run(args)
-                    if out is not MISS and out is not _OVERLAP:
-                        return out
-        return self._call(args, kwargs, parts)
+                    case = self._quick.get(tuple(parts))
+                    if case is not None:
+                        out = case.run(args)
+                        if out is not MISS and out is not _OVERLAP:
+                            return out
+            return self._call(args, kwargs, parts)
+        except MemoryError as error:
+            explain_out_of_memory(error)
+            raise
 
     def _call(self, args: tuple, kwargs: dict, parts: list | None) -> Any:
         """Call with arguments of any kind; ``parts`` are what quick look-ups find a program by."""

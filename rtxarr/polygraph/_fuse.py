@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rtxarr import _device
+from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr._override import thread
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._mode import AUTOCAST, OBSERVED, RECORDED, state
@@ -160,41 +161,45 @@ class Fused:
     # ------------------------------------------------------------------------------- calling
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if thread.trace is not None:  # part of a larger function
-            return self._function(*args, **kwargs)
-        mode = state.mode & _KEY_MODES
-        if kwargs or mode & AUTOCAST:
-            return self._call(args, kwargs)
-        parts: list[Any] = [mode]
-        for x in args:
-            kind = type(x)
-            if kind is np.ndarray:
-                parts += (x.dtype, x.shape, x.strides)
-            elif kind is float or kind is int:
-                parts.append(kind)
-            elif kind is Tensor:
-                data = x.data
-                if type(data) is np.ndarray:
-                    parts += (x.node is None, data.dtype, data.shape, data.strides)
-                elif type(data) in _OF_GPU or _is_of_gpu(data):
-                    on = data.data.device_id
-                    parts += (x.node is None, on, data.dtype, data.shape, data.strides)
+        try:
+            if thread.trace is not None:  # part of a larger function
+                return self._function(*args, **kwargs)
+            mode = state.mode & _KEY_MODES
+            if kwargs or mode & AUTOCAST:
+                return self._call(args, kwargs)
+            parts: list[Any] = [mode]
+            for x in args:
+                kind = type(x)
+                if kind is np.ndarray:
+                    parts += (x.dtype, x.shape, x.strides)
+                elif kind is float or kind is int:
+                    parts.append(kind)
+                elif kind is Tensor:
+                    data = x.data
+                    if type(data) is np.ndarray:
+                        parts += (x.node is None, data.dtype, data.shape, data.strides)
+                    elif type(data) in _OF_GPU or _is_of_gpu(data):
+                        on = data.data.device_id
+                        parts += (x.node is None, on, data.dtype, data.shape, data.strides)
+                    else:
+                        return self._call(args, kwargs)
+                elif kind in _OF_GPU or _is_of_gpu(x):
+                    parts += (x.data.device_id, x.dtype, x.shape, x.strides)
                 else:
                     return self._call(args, kwargs)
-            elif kind in _OF_GPU or _is_of_gpu(x):
-                parts += (x.data.device_id, x.dtype, x.shape, x.strides)
-            else:
-                return self._call(args, kwargs)
-        key = tuple(parts)
-        found = self._programs.get(key)
-        if found is not None:
-            for program in found:
-                out = program.run(args)
-                if out is not MISS:
-                    return self._eager(args, kwargs) if out is EAGER else out
-        if key in self._by_value:
-            return self._valued(key, args, None, args, kwargs)
-        return self._new(key, args, None, args, kwargs)
+            key = tuple(parts)
+            found = self._programs.get(key)
+            if found is not None:
+                for program in found:
+                    out = program.run(args)
+                    if out is not MISS:
+                        return self._eager(args, kwargs) if out is EAGER else out
+            if key in self._by_value:
+                return self._valued(key, args, None, args, kwargs)
+            return self._new(key, args, None, args, kwargs)
+        except MemoryError as error:
+            explain_out_of_memory(error)
+            raise
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
         """Call with arguments of any kind."""
