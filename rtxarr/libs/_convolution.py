@@ -28,7 +28,9 @@ def try_convolution(
     residual: Any = None,
     activation: str | None = None,
 ) -> Any:
-    """Return ``activation(x * weight + bias + residual)``, rounded once; None if not by cuDNN.
+    """Return ``activation(x * weight + bias + residual)``; None if not by cuDNN.
+
+    Rounded once, or where cuDNN has no plan for all of it, after the convolution too.
 
     Parameters
     ----------
@@ -117,12 +119,37 @@ def _convolve(result, shape, x, weight, y, windows, bias=None, residual=None, ac
         _dnn.check(library, *given, bias, residual)
         if not 0 < math.prod(shape) < MAX_SIZE:
             raise Unsupported("" if 0 in shape else f"arrays of {MAX_SIZE} elements or more")
-        return _run_convolution(
-            library, result, shape, x, weight, y, windows, bias, residual, activation
-        )
+        operands = (library, result, shape, x, weight, y, windows)
+        added = (bias, residual, activation)
+        try:
+            return _run_convolution(*operands, *added)
+        except Unsupported:
+            if all(x is None for x in added):
+                raise
+            out = _run_convolution(*operands, None, None, None)
+        names = ("bias", "residual", "activation")
+        found = [name for name, x in zip(names, added, strict=True) if x is not None]
+        _dnn.refuse(Unsupported(f"{' and '.join(found)} after a convolution in {dtype}"))
+        return _finished(library.cupy, out, *added)
     except Unsupported as reason:
         _dnn.refuse(reason)
         return None
+
+
+def _finished(cupy, out, bias, residual, activation):
+    """Add to a convolution in place what it was not fused with, in float32."""
+    wide = out.astype(_F32, copy=False)
+    if bias is not None:
+        wide += bias.astype(_F32, copy=False).reshape(-1, *(1,) * (out.ndim - 2))
+    if residual is not None:
+        wide += residual.astype(_F32, copy=False)
+    if activation == "relu":
+        cupy.maximum(wide, 0, out=wide)
+    elif activation == "silu":
+        wide /= 1 + cupy.exp(-wide)
+    if wide is not out:
+        out[...] = wide
+    return out
 
 
 def _run_convolution(library, result, shape, x, weight, y, windows, bias, residual, activation):

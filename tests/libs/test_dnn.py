@@ -13,7 +13,9 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import _device, nn
-from rtxarr.libs import _dnn, blas, dnn
+from rtxarr.libs import _cudnn, _dnn, blas, dnn
+from rtxarr.libs._layout import Unsupported
+from rtxarr.ops import _conv
 from rtxarr.ops._conv import _unfolded, _unfolded_input, _unfolded_weight
 from rtxarr.ops._windows import make_windows
 
@@ -542,30 +544,68 @@ def test_convolutions(served, dtype, n_axes, last):
         assert bits([out]) == bits([again])
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "silu"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_fused_convolutions(served, dtype, activation):
-    cupy = served
+def fused_convolutions(cupy, dtype, activation, allowed=1.0):
+    """Convolve with all that may be added, and compare with float64."""
     rng = np.random.default_rng(0)
     name, dtype = dtype, np.dtype(getattr(rx, dtype))
     windows = make_windows((3, 3), (9, 11), 1, 1, 1)
-    x, weight, residual = (
-        random_image(cupy, rng, s, dtype, True)
-        for s in ((2, 16, 9, 11), (24, 16, 3, 3), (2, 24, 9, 11))
-    )
-    bias = cupy.asarray(rng.standard_normal(24).astype(np.float32)).astype(dtype)
-    for b, r in itertools.product((None, bias), (None, residual)):
-        out = dnn.try_convolution(
-            x, weight, b, windows=windows, groups=1, residual=r, activation=activation
+    for last in (True, False):
+        x, weight, residual = (
+            random_image(cupy, rng, s, dtype, last)
+            for s in ((2, 16, 9, 11), (24, 16, 3, 3), (2, 24, 9, 11))
         )
-        wide = [a if a is None else a.astype("float64") for a in (x, weight, b)]
-        want = _unfolded(*wide, windows=windows, groups=1)
-        want = want if r is None else want + r.astype("float64")
-        if activation == "relu":
-            want = cupy.maximum(want, 0)
-        elif activation == "silu":
-            want = want / (1 + cupy.exp(-want))
-        close(out, want, name, 5 if name == "float32" else 1)
+        bias = cupy.asarray(rng.standard_normal(24).astype(np.float32)).astype(dtype)
+        for b, r in itertools.product((None, bias), (None, residual)):
+            out = dnn.try_convolution(
+                x, weight, b, windows=windows, groups=1, residual=r, activation=activation
+            )
+            assert out.dtype == dtype
+            wide = [a if a is None else a.astype("float64") for a in (x, weight, b)]
+            want = _unfolded(*wide, windows=windows, groups=1)
+            want = want if r is None else want + r.astype("float64")
+            if activation == "relu":
+                want = cupy.maximum(want, 0)
+            elif activation == "silu":
+                want = want / (1 + cupy.exp(-want))
+            close(out, want, name, 5 if name == "float32" else allowed)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_fused_convolutions(served, dtype, activation):
+    fused_convolutions(served, dtype, activation)
+
+
+@pytest.fixture
+def unfused(cupy, monkeypatch):
+    """Leave no plan for a convolution and what is added to it."""
+    run = _cudnn.Cudnn.run
+
+    def run_alone(library, problem, pointers):
+        if any(x is not None for x in (problem.bias, problem.residual, problem.activation)):
+            raise Unsupported("no plan for it")
+        run(library, problem, pointers)
+
+    monkeypatch.setattr(_cudnn.Cudnn, "run", run_alone)
+    return cupy
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_convolutions_that_are_not_fused(unfused, dtype, activation):
+    before = dnn.status().refused.copy()
+    fused_convolutions(unfused, dtype, activation, 2)  # rounded twice
+    refused = dnn.status().refused - before
+    assert sum(refused.values()) == (6 if activation is None else 8)
+    added = "bias and residual and activation" if activation else "bias and residual"
+    assert refused[f"{added} after a convolution in {dtype}"] == 2
+
+
+def test_convolutions_with_a_bias_are_not_unfolded(unfused, monkeypatch):
+    x, weight, bias = (unfused.ones(s, np.float32) for s in ((2, 4, 6, 6), (8, 4, 3, 3), (8,)))
+    monkeypatch.setattr(_conv, "_unfolded", None)
+    out = rx.conv2d(x, weight, bias, padding=1)
+    assert float(out[1, 3, 2, 2]) == 4 * 9 + 1 and float(out[0, 0, 0, 0]) == 4 * 4 + 1
 
 
 def test_memory_order_of_gradients(fake_dnn):
