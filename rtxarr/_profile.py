@@ -161,6 +161,12 @@ class profile:  # noqa: N801  (used like no_grad)
         finally:
             self._end(span)
 
+    def makers(self) -> dict[Any, Any]:
+        """Give the module that made each node that lives, as far as it was noted."""
+        below = (child for root in self._roots for _, child in root.named_modules())
+        modules = {self._names.get(id(child)): child for child in below}
+        return {node: modules[name] for node, name in self._modules.items() if name in modules}
+
     def _name(self, module):
         """Give the name of a module below the outermost one that was called."""
         name = self._names.get(id(module))

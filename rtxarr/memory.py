@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from rtxarr import _device
@@ -35,6 +35,9 @@ class Entry(NamedTuple):
         Of the memory it keeps alive, which may be larger than itself.
     shape : tuple of int
     dtype : dtype
+    module : str or None
+        The dotted name of the module that it belongs to: of what is saved, the one whose call saved
+        it. None where that is not known.
     """
 
     kind: str
@@ -42,6 +45,7 @@ class Entry(NamedTuple):
     n_bytes: int
     shape: tuple
     dtype: Any
+    module: str | None = None
 
 
 class Report:
@@ -75,15 +79,17 @@ class Report:
         return self._totals((entry.kind, entry.n_bytes) for entry in self.entries)
 
     def by_module(self) -> dict[str, int]:
-        """Give the bytes of the parameters, gradients, buffers and optimizer state by module.
+        """Give the bytes of each module: what it has itself and what is saved for its gradients.
 
         Returns
         -------
         dict of str to int
-            By the dotted name of the module that has the parameter itself; the largest first.
+            Parameters, buffers, gradients and optimizer state count for the module that has the
+            parameter itself. What an operation saved counts for the module whose parameter it took,
+            or that called it inside :class:`rtxarr.profile`; where neither is known it is left out.
+            The largest first.
         """
-        owned = [e for e in self.entries if e.kind not in ("saved", "other")]
-        return self._totals((entry.name.rpartition(".")[0], entry.n_bytes) for entry in owned)
+        return self._totals((e.module, e.n_bytes) for e in self.entries if e.module is not None)
 
     def by_operation(self) -> dict[str, int]:
         """Give the bytes that are saved for the gradient of each operation, the largest first."""
@@ -110,7 +116,8 @@ class Report:
         lines += [f"{n / _MIB:12,.1f} MiB  graphs of {name}" for name, n in self.graphs.items()]
         lines += ["", f"{'MiB':>12}  {'kind':9}  name"]
         for entry in self.entries[:n_rows]:
-            where = f"{entry.name}  {entry.shape} {entry.dtype}".lstrip()
+            of = f" in {entry.module}" if entry.kind == "saved" and entry.module else ""
+            where = f"{entry.name}{of}  {entry.shape} {entry.dtype}".lstrip()
             lines.append(f"{entry.n_bytes / _MIB:12,.2f}  {entry.kind:9}  {where}")
         rest = self.entries[n_rows:]
         if rest:
@@ -209,10 +216,11 @@ class _Survey:
                 for key, value in values.items():
                     known = names.get(id(param), f"{type(one).__name__}.state")
                     self.take("optimizer", f"{known} ({key})", value)
+        module_of = _modules_of_nodes(live, roots)
         for node in live:
             if type(node) is Node and type(node.saved) is tuple:
                 for value in _flat(node.saved):
-                    self.take("saved", node.plan.op.name, value)
+                    self.take("saved", node.plan.op.name, value, module_of(node))
         for step in _of_class(live, "autograd", "Captured"):
             n_bytes = step.pool_bytes(self.place)
             if n_bytes:
@@ -225,7 +233,7 @@ class _Survey:
                 self.take("other", "gradient", tensor.grad)
         return self.entries
 
-    def take(self, kind: str, name: str, array: Any) -> None:
+    def take(self, kind: str, name: str, array: Any, module: str | None = None) -> None:
         if not hasattr(array, "nbytes") or not _device.is_array(array):
             return
         if _device.device_of(array) != self.place:
@@ -234,11 +242,33 @@ class _Survey:
         if key in self.seen or n_bytes == 0:
             return
         self.seen.add(key)
-        self.entries.append(Entry(kind, name, n_bytes, tuple(array.shape), array.dtype))
+        if kind not in ("saved", "other"):
+            module = name.rpartition(".")[0]
+        self.entries.append(Entry(kind, name, n_bytes, tuple(array.shape), array.dtype, module))
+
+
+def _modules_of_nodes(live: list, roots: list) -> Callable[[Node], str | None]:
+    """Give what tells the module of a node: from its parameters, or what a profile noted."""
+    known: dict[int, str] = {}  # by the id of a module, or of a parameter's end of the tape
+    for root, owner in roots:
+        known |= {id(m): _joined(root, name) for name, m in owner.named_modules()}
+        pairs = owner.named_parameters()
+        known |= {id(p.node): _joined(root, name).rpartition(".")[0] for name, p in pairs if p.node}
+    makers: dict = {}
+    for profile in _of_class(live, "_profile", "profile"):
+        if hasattr(profile, "_modules"):  # one that could not be made is not complete
+            makers |= profile.makers()
+
+    def module_of(node: Node) -> str | None:
+        if node in makers:
+            return known.get(id(makers[node]))
+        return next((known[id(edge[0])] for edge in node.edges if id(edge[0]) in known), None)
+
+    return module_of
 
 
 def _joined(root: str, name: str) -> str:
-    return f"{root}.{name}" if root else name
+    return ".".join(filter(None, (root, name)))
 
 
 def _flat(values: tuple) -> Iterable:
@@ -266,10 +296,11 @@ def _root_modules(live: list) -> list[tuple[str, Any]]:
 def largest_holders(place: Device, n_holders: int = 5) -> str:
     """Say in one sentence who holds most of a device, for an error message; may be empty."""
     found = _survey(place)
-    holders = {
-        **found.by_module(),
-        **{f"saved for {name}()": n for name, n in found.by_operation().items()},
-    }
+    holders = found.by_module()
+    for e in found.entries:
+        if e.kind == "saved" and e.module is None:
+            name = f"saved for {e.name}()"
+            holders[name] = holders.get(name, 0) + e.n_bytes
     holders |= {f"graphs of {name}()": n for name, n in found.graphs.items()}
     others = found.by_kind().get("other")
     if others:

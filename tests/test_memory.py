@@ -34,7 +34,9 @@ def test_arrays_are_named_by_module():
     assert kinds["buffer"] >= 4 * 2 * 128
     assert "gradient" not in kinds
     first = found.entries[0]
-    assert first == ("parameter", "layers.0.weight", 4 * 256 * 256, (256, 256), "float32")
+    assert first == (
+        *("parameter", "layers.0.weight", 4 * 256 * 256, (256, 256), "float32", "layers.0"),
+    )
     sizes = [entry.n_bytes for entry in found.entries]
     assert sizes == sorted(sizes, reverse=True) and sum(sizes) == found.n_bytes
 
@@ -52,13 +54,40 @@ def test_gradients_state_and_what_is_saved_are_named():
     assert kinds["optimizer"] >= 2 * kinds["parameter"]
     by_module = found.by_module()
     assert list(by_module)[0] == "layers.0"
-    assert by_module["layers.1"] == 4 * 4 * 256 * 128
+    assert by_module["layers.1"] == 4 * 4 * 256 * 128 + 4 * 64 * 256  # with its input
     saved = found.by_operation()
     assert saved["gelu"] == 4 * 64 * 256
     names = {entry.name for entry in found.entries if entry.kind == "optimizer"}
     assert "layers.0.weight (mean)" in names
     del out
     assert "gelu" not in memory.report(net).by_operation()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_saved_is_named_by_the_module_that_made_it(named):
+    net, loss = Net(), rx.Tensor(np.ones((64, 128), np.float32), requires_grad=True)
+    x = np.ones((64, 256), np.float32)
+    with rx.profile(device="cpu") as p:
+        out = rx.exp(net(x)) * loss
+    root = "" if named else "Net"
+    found = memory.report(net if named else None, device="cpu")
+    saved = {(e.name, e.module) for e in found.entries if e.kind == "saved"}
+    assert ("gelu", root) in saved  # which takes no parameter
+    assert {module for name, module in saved if name in ("exp", "multiply")} == {None}
+    norms = {module for _, module in saved if module is not None and module.endswith("norm")}
+    assert norms == {f"{root}.norm".lstrip(".")}
+    by_module = found.by_module()
+    assert by_module[root] >= 4 * 64 * 256  # the block has no parameters of its own
+    line = next(line for line in found.table(100).splitlines() if "  gelu" in line)
+    assert line.split()[2:5] == (["gelu", "(64,", "256)"] if named else ["gelu", "in", "Net"])
+    del p, found
+    gc.collect()
+    later = memory.report(net if named else None, device="cpu")  # by parameters alone
+    saved = {(e.name, e.module) for e in later.entries if e.kind == "saved"}
+    assert ("gelu", None) in saved and ("linear", f"{root}.layers.1".lstrip(".")) in saved
+    text = memory.largest_holders(_device.device("cpu"), 999)
+    assert "saved for gelu() 0.1 MiB" in text and "saved for linear()" not in text
+    del out
 
 
 def test_all_modules_optimizers_and_tensors_are_found():
