@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from rtxarr import _device, ops
-from rtxarr._checks import check_range
+from rtxarr._checks import check_range, values_are_checked
+from rtxarr._override import tracing
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import isdtype
 from rtxarr.geom._graph import Graph, _attributes, _index_dtype, plain
@@ -291,11 +292,24 @@ def _pointers(ptr, n_nodes):
 
 
 def _check_pointers(ptr, n_nodes):
+    _check_kind(ptr, n_nodes)
+    xp = _device.namespace(ptr)
+    if bool(xp.any(ptr[1:] < ptr[:-1])) or (ptr[0], ptr[-1]) != (0, n_nodes):
+        raise ValueError(f"ptr must rise from 0 to the number of nodes, {n_nodes}, got {ptr}")
+
+
+def _check_kind(ptr, n_nodes):
     if not _device.is_array(ptr) or not isdtype(ptr.dtype, "integral") or ptr.ndim != 1:
         raise TypeError(f"ptr must be a one-dimensional array of integers, got {ptr!r}")
-    xp = _device.namespace(ptr)
-    if ptr.shape[0] < 1 or bool(xp.any(ptr[1:] < ptr[:-1])) or (ptr[0], ptr[-1]) != (0, n_nodes):
+    if ptr.shape[0] < 1 or (ptr.shape[0] == 1 and n_nodes):
         raise ValueError(f"ptr must rise from 0 to the number of nodes, {n_nodes}, got {ptr}")
+
+
+def check_pointers(ptr: Any, n_nodes: int) -> None:
+    """Refuse boundaries that do not fit; values of a GPU inside ``check_values`` alone."""
+    _check_kind(ptr, n_nodes)
+    if tracing() is None and (not _device.is_device_array(ptr) or values_are_checked()):
+        _check_pointers(ptr, n_nodes)
 
 
 def _joined(kind, graphs, names):

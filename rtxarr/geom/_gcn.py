@@ -1,12 +1,15 @@
 """Graph convolution with the normalised adjacency matrix: GCN."""
 
+import weakref
 from typing import Any
 
 import numpy as np
 
 from rtxarr import _device
 from rtxarr._checks import values_are_checked
-from rtxarr.autograd._tape import raw
+from rtxarr._override import tracing
+from rtxarr._replay import recorder
+from rtxarr.autograd._tape import Node, Tensor, raw
 from rtxarr.dtypes import accumulator
 from rtxarr.geom import _edges
 from rtxarr.geom._aggregate import check_edges, weighted_sum
@@ -53,8 +56,10 @@ def gcn_norm(
     Raises
     ------
     ValueError
-        When the weights at a node add up to less than zero or to NaN, naming the node. On a GPU,
-        where it would wait for the device, inside :func:`rtxarr.testing.check_values` only.
+        When the weights at a node add up to less than zero or to NaN, naming the node. On a GPU
+        that waits for the device when an array of weights is first used with a graph; weights that
+        are computed with gradients or used first in a captured step are checked inside
+        :func:`rtxarr.testing.check_values` only.
 
     References
     ----------
@@ -93,6 +98,7 @@ def _norm(graph, weight, improved, add_self_loops, dtype):
         )
     xp = _device.namespace(graph.indptr)
     wide = accumulator(np.dtype(dtype))
+    given = weight
     if weight is None:
         weight = xp.astype(xp.ones_like(graph.indices), wide)
     weight = astype(weight, wide, copy=False)
@@ -100,7 +106,7 @@ def _norm(graph, weight, improved, add_self_loops, dtype):
         found = looped(graph)
         weight, graph = found.weight(weight, 2.0 if improved else 1.0), found.graph
     degree = _edges.collect(weight, graph=graph)
-    check_degrees(raw(degree))
+    check_degrees(raw(degree), given, graph)
     return graph, astype(scaled(weight, degree, graph), dtype, copy=False)
 
 
@@ -111,15 +117,32 @@ def scaled(weight, degree, graph):
     return where(alone, 0, weight) / sqrt(where(alone, 1, product))
 
 
-def check_degrees(degree):
-    if _device.is_device_array(degree) and not values_are_checked():
-        return
+def check_degrees(degree: Any, weight: Any, graph: Graph, side: str = "end") -> None:
+    """Refuse sums of weights below zero and NaN; on a GPU once for each array of weights."""
+    if not _device.is_device_array(degree) or values_are_checked():
+        _require_positive(degree, side)
+    elif weight is not None and not _is_computed(weight):
+        array = raw(weight)
+        key = ("checked", id(array))
+        if key not in graph._kept:
+            _require_positive(degree, side)
+            # Noted while the array lives, since another one may get its id.
+            graph._kept[key] = weakref.ref(array, lambda _, kept=graph._kept: kept.pop(key, None))
+
+
+def _is_computed(weight):
+    if recorder() is not None or tracing() is not None:
+        return True
+    return isinstance(weight, Tensor) and isinstance(weight.node, Node)
+
+
+def _require_positive(degree, side):
     xp = _device.namespace(degree)
     bad = xp.nonzero(~(degree >= 0))[0]
     if bad.shape[0]:
         node = int(bad[0])
         raise ValueError(
-            "the weights of the edges that end at a node must add up to at least 0, got "
+            f"the weights of the edges that {side} at a node must add up to at least 0, got "
             f"{float(degree[node]):g} at node {node}"
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rtxarr import _device
 from rtxarr.autograd._tape import raw
+from rtxarr.geom._batch import check_pointers
 from rtxarr.geom._edges import owners
 from rtxarr.geom._layer import Layer
 from rtxarr.nn import Parameter
@@ -22,7 +23,9 @@ _CALL = """
     -----
     Call it as ``layer(x, ptr)``, with ``x`` of shape (n_nodes, channels) and ``ptr``, int64 of
     shape (n_graphs + 1,): graph ``i`` has the nodes ``ptr[i]:ptr[i + 1]``. Without ``ptr`` all
-    nodes are of one graph. Half types are computed in float32 and rounded once.
+    nodes are of one graph. It must rise from 0 to ``n_nodes``, which is checked on the host, and
+    on a GPU inside :func:`rtxarr.testing.check_values`. Half types are computed in float32 and
+    rounded once.
 """
 
 
@@ -34,9 +37,8 @@ def _ptr(x, ptr):
         raise ValueError(f"x must have shape (n_nodes, channels), got {tuple(x.shape)}")
     if ptr is None:
         return None, None
+    check_pointers(raw(ptr), x.shape[0])
     ptr = xp.astype(raw(ptr), xp.int64, copy=False)
-    if ptr.ndim != 1 or ptr.shape[0] < 1:
-        raise ValueError(f"ptr must have shape (n_graphs + 1,), got {ptr.shape}")
     return ptr, owners(ptr, x.shape[0])
 
 

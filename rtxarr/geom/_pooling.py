@@ -8,7 +8,7 @@ from typing import Any
 
 from rtxarr import _device, ops
 from rtxarr.autograd._tape import raw
-from rtxarr.geom._batch import Batch, _check_pointers
+from rtxarr.geom._batch import Batch, check_pointers
 from rtxarr.geom._layer import Layer
 from rtxarr.geom._subgraph import iota, subgraph
 from rtxarr.nn import LSTM, Buffer, Module, Parameter
@@ -34,7 +34,8 @@ def global_sum(x: Any, ptr: Any) -> Any:
     x : array or Tensor, shape (n_nodes, ...)
     ptr : array of int64, shape (n_graphs + 1,)
         As :attr:`Batch.ptr`. It says how many graphs there are, so that those without nodes count,
-        wherever they are.
+        wherever they are. On a GPU its values are read, to refuse those that do not rise from 0 to
+        ``n_nodes``, inside :func:`rtxarr.testing.check_values` only.
 
     Returns
     -------
@@ -143,9 +144,8 @@ def _column(x, ndim):
 
 
 def _checked(x, ptr):
-    """Give ``ptr``; on the host, where it costs nothing, refuse one that does not fit ``x``."""
-    if not _device.is_device_array(ptr):
-        _check_pointers(ptr, x.shape[0])
+    """Give ``ptr`` if it fits ``x``."""
+    check_pointers(raw(ptr), x.shape[0])
     return ptr
 
 

@@ -238,11 +238,12 @@ def _laplacian(graph, weight, dtype):
     if not graph.is_square:
         raise ValueError("the Laplacian needs a graph whose sources are its destinations")
     xp = _device.namespace(graph.indptr)
+    given = weight
     if weight is None:
         weight = xp.astype(xp.ones_like(graph.indices), dtype)
     weight = where(graph.src == graph.dst, 0 * weight, weight)
     degree = _edges.collect(weight, graph=graph.T)
-    check_degrees(raw(degree))
+    check_degrees(raw(degree), given, graph, "begin")
     return scaled(weight, degree, graph)
 
 

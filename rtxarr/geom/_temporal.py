@@ -159,6 +159,9 @@ class TemporalSampler:
         if not _device.is_array(times) or times.shape != seeds.shape:
             shape = getattr(times, "shape", type(times).__name__)
             raise ValueError(f"times must have shape {seeds.shape}, one a seed, got {shape}")
+        xp = _device.namespace(times)
+        if bool(xp.any(times != times)):
+            raise ValueError("times must not be NaN")
         return seeds, _device.to_device(times, self.graph.device)
 
     def _sample(self, seeds, times, bounds, epoch):

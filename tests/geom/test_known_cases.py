@@ -102,10 +102,43 @@ def test_every_point_has_k_neighbours(put):
 
 
 def test_negative_weights_are_refused_by_name(put):
-    """PyG#795, #61; on a GPU where values are checked, since that waits for it."""
-    graph = graph_of(put, [0, 1], [1, 0], 2)
-    with rx.testing.check_values(), pytest.raises(ValueError, match="got -2 at node 1"):
-        geom.GCNConv(2, 2)(graph, put(np.ones((2, 2), np.float32)), put([-3.0, 1.0], np.float32))
+    """PyG#795, #61; on a GPU too, when weights are first seen or where values are checked."""
+    graph, x = graph_of(put, [0, 1], [1, 0], 2), put(np.ones((2, 2), np.float32))
+    layer, cheb = geom.GCNConv(2, 2), geom.ChebConv(2, 2, k=2)
+    for weight in (put([-3.0, 1.0], np.float32), rx.Tensor(put([-3.0, 1.0], np.float32))):
+        with pytest.raises(ValueError, match="end at a node must .* got -2 at node 1"):
+            layer(graph, x, weight)
+        with pytest.raises(ValueError, match="begin at a node must .* got -3 at node 0"):
+            cheb(graph, x, weight)
+    weight = rx.Tensor(put([np.nan, 1.0], np.float32), requires_grad=True)
+    with rx.testing.check_values(), pytest.raises(ValueError, match="got nan at node 1"):
+        layer(graph, x, weight * 2)
+    assert layer(graph, x, put([3.0, 1.0], np.float32)).shape == (2, 2)
+
+
+def test_boundaries_that_do_not_fit_are_refused_by_name(put):
+    """Of norms and pooling; values on a GPU where they are checked."""
+    x = put(np.ones((6, 2)))
+    for make in (geom.GraphNorm, geom.InstanceNorm, geom.GraphLayerNorm):
+        assert make(2, **F64)(x, put([0, 2, 6])).shape == (6, 2)
+    calls = [geom.PairNorm(), geom.GraphNorm(2, **F64), geom.global_sum, geom.global_max]
+    for call in (*calls, geom.Set2Set(2, n_steps=1, **F64)):
+        for ptr in ([0, 2.5, 6], [[0, 6]]):
+            with pytest.raises(TypeError, match="ptr must be a one-dimensional array of integers"):
+                call(x, put(ptr))
+        with pytest.raises(ValueError, match="ptr must rise from 0 to the number of nodes, 6"):
+            call(x, put([0]))
+        for ptr in ([0, 2], [1, 6], [0, 4, 2, 6]):
+            with rx.testing.check_values(), pytest.raises(ValueError, match="ptr must rise"):
+                call(x, put(ptr))
+
+
+def test_moments_that_are_no_numbers_are_refused(put):
+    graph = graph_of(put, [0, 1], [1, 0], 2, edges={"time": put([1.0, 2.0])})
+    sampler = geom.TemporalSampler(graph, [-1])
+    for call in (sampler, lambda *args: sampler.bulk(*args, 1)):
+        with pytest.raises(ValueError, match="times must not be NaN"):
+            call(put([0, 1]), put([3.0, np.nan]))
 
 
 def test_infinities_are_numbers(put):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr import geom, nn
-from rtxarr.geom import _edges
+from rtxarr import _device, geom, nn
+from rtxarr.geom import _edges, _gcn
 from rtxarr.testing import assert_close, gradcheck, gradgradcheck
 
 KINDS = np.array([0, 1, 2, 0, 1, 2, 0, 0, 2, 1, 1, 0, 2])
@@ -529,6 +529,20 @@ def test_weights_that_cannot_be_normalised_name_the_node():
         layer(graph, np.ones((3, 2)), np.array([1.0, np.nan]))
     # A sum of zero is no division by zero.
     assert_close(geom.gcn_norm(graph, np.array([-1.0, 1.0]))[1], np.array([0, 0, 0.5, 0, 1.0]))
+
+
+def test_a_gpu_is_waited_for_when_weights_are_first_seen(monkeypatch):
+    found = []
+    monkeypatch.setattr(_gcn, "_require_positive", lambda degree, side: found.append(degree))
+    monkeypatch.setattr(_device, "is_device_array", lambda x: True)
+    graph = geom.Graph.from_edges(np.array([0, 1]), np.array([1, 0]), n_nodes=2)
+    weight, degree = np.ones(2), np.ones(2)
+    leaf = rx.Tensor(weight, requires_grad=True)
+    for given in (weight, weight, rx.Tensor(weight), leaf, None, leaf * 2, np.ones(2), np.ones(2)):
+        _gcn.check_degrees(degree, given, graph)
+    assert len(found) == 3
+    del given
+    assert [key for key in graph._kept if key[0] == "checked"] == [("checked", id(weight))]
 
 
 def test_improved_without_weights():
