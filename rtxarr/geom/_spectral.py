@@ -4,6 +4,7 @@ from typing import Any
 
 from rtxarr import _device
 from rtxarr.autograd._tape import raw
+from rtxarr.dtypes import accumulator
 from rtxarr.geom import _edges
 from rtxarr.geom._aggregate import aggregate, check_edges
 from rtxarr.geom._gcn import check_degrees, gcn_norm, scaled
@@ -241,10 +242,12 @@ def _laplacian(graph, weight, dtype):
     given = weight
     if weight is None:
         weight = xp.astype(xp.ones_like(graph.indices), dtype)
+    dtype = raw(weight).dtype
+    weight = astype(weight, accumulator(dtype), copy=False)  # products of degrees leave float16
     weight = where(graph.src == graph.dst, 0 * weight, weight)
     degree = _edges.collect(weight, graph=graph.T)
     check_degrees(raw(degree), given, graph, "begin")
-    return scaled(weight, degree, graph)
+    return astype(scaled(weight, degree, graph), dtype, copy=False)
 
 
 def _require_square(graph):

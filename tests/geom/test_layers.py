@@ -531,6 +531,20 @@ def test_weights_that_cannot_be_normalised_name_the_node():
     assert_close(geom.gcn_norm(graph, np.array([-1.0, 1.0]))[1], np.array([0, 0, 0.5, 0, 1.0]))
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_degrees_may_leave_the_range_of_a_half_type(weighted):
+    """Products of degrees do, at 256 edges."""
+    n = 300
+    nodes = np.arange(1, n)
+    src, dst = (np.concatenate(x) for x in ((nodes, 0 * nodes), (0 * nodes, nodes)))
+    graph = geom.Graph.from_edges(np.tile(src, 300), np.tile(dst, 300), n_nodes=n)
+    x = np.random.default_rng(8).standard_normal((n, 3)).astype("float16")
+    layer = geom.ChebConv(3, 2, k=2, **options("float64"))
+    given = [np.ones(graph.n_edges, "float16")] if weighted else []
+    want = layer(graph, x.astype("float64"), *given).data
+    assert_close(layer.astype("float16")(graph, x, *given).data, want.astype("float16"), atol=5e-3)
+
+
 def test_a_gpu_is_waited_for_when_weights_are_first_seen(monkeypatch):
     found = []
     monkeypatch.setattr(_gcn, "_require_positive", lambda degree, side: found.append(degree))
