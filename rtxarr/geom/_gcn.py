@@ -127,7 +127,8 @@ def check_degrees(degree: Any, weight: Any, graph: Graph, side: str = "end") -> 
         if key not in graph._kept:
             _require_positive(degree, side)
             # Noted while the array lives, since another one may get its id.
-            graph._kept[key] = weakref.ref(array, lambda _, kept=graph._kept: kept.pop(key, None))
+            kept = graph._kept
+            kept[key] = weakref.ref(array, lambda _: kept.pop(key, None))
 
 
 def _is_computed(weight):

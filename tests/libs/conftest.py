@@ -17,6 +17,8 @@ from rtxarr.ops import _attention, _conv
 from rtxarr.ops._conv import _unfolded, _unfolded_input, _unfolded_weight
 from rtxarr.ops._windows import Windows
 
+from .products import poison_results
+
 DTYPES = {0: np.float32, 1: np.float64, 2: np.float16, 14: ml_dtypes.bfloat16,
           28: ml_dtypes.float8_e4m3fn, 29: ml_dtypes.float8_e5m2}  # fmt: skip
 
@@ -279,6 +281,15 @@ def fake(clean, monkeypatch):
     if any(blas._loaded):
         blas._loaded[0]._plans.clear()
     assert library.live == {}
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """CuPy; what cuBLASLt's provider returns lay in memory full of NaN."""
+    found = pytest.importorskip("cupy")
+    pytest.importorskip("nvmath")
+    poison_results(monkeypatch)
+    return found
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Products through cuBLASLt: against float64, first with a stand-in on the host, then on a GPU."""
 
-import itertools
-import math
 import re
 import sys
 import threading
@@ -23,17 +21,13 @@ from rtxarr.testing import assert_close
 from .products import (
     EPILOGUES,
     FLOATS,
-    FP8_STACKS,
     LAYERS,
     check,
-    fp8_case,
-    fp8_stack_case,
     gradient_sweep,
     host,
     layer_case,
     layer_sweep,
     poison,
-    poison_results,
     relu_case,
     sweep,
 )
@@ -88,81 +82,6 @@ def test_relu_of_nan_and_zero(fake, dtype):
     relu_case(np.asarray, dtype)
     relu_case(fake.array, dtype)
     assert len(fake.calls) == 3
-
-
-@pytest.mark.parametrize("by_row", [False, True])
-@pytest.mark.parametrize("formats", [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e5m2", "e5m2")])
-def test_fp8(fake, formats, by_row):
-    rng = np.random.default_rng(2)
-    fp8_case(rng, np.asarray, (5, 6, 7), formats, by_row, "float32", True)
-    for array, contiguous in itertools.product((np.asarray, fake.array), (True, False)):
-        fp8_case(rng, array, (33, 32, 48), formats, by_row, "bfloat16", True, contiguous)
-        fp8_case(rng, array, (16, 16, 64), formats, by_row, "float32", False, contiguous)
-    # Two of e5m2 are multiplied in float32.
-    kinds = {layouts[0][-4] for _, *layouts in fake.calls}
-    assert len(fake.calls) == 4
-    assert kinds == ({0} if formats == ("e5m2", "e5m2") else kinds - {0})
-
-
-@pytest.mark.parametrize("epilogue", ["relu", "gelu"])
-def test_fp8_with_epilogues(fake, epilogue):
-    rng, kinds = np.random.default_rng(3), ("e4m3", "e4m3")
-    for array, biased in itertools.product((np.asarray, fake.array), (True, False)):
-        fp8_case(rng, array, (33, 32, 48), kinds, False, "bfloat16", biased, epilogue=epilogue)
-    assert len(fake.calls) == 2
-
-
-@pytest.mark.parametrize("by_row", [False, True])
-@pytest.mark.parametrize("stacks", FP8_STACKS, ids=str)
-def test_fp8_stacks(fake, stacks, by_row):
-    rng = np.random.default_rng(len(fake.calls))
-    fp8_stack_case(rng, np.asarray, stacks, by_row, "float32", (5, 6, 7))
-    assert fake.calls == []
-    n_pairs = math.prod(np.broadcast_shapes(*stacks))
-    one = not by_row or math.prod(stacks[1]) == 1
-    for dtype, epilogue in itertools.product(("bfloat16", "float32"), (None, "gelu")):
-        before = len(fake.calls)
-        fp8_stack_case(rng, fake.array, stacks, by_row, dtype, epilogue=epilogue)
-        made = fake.calls[before:]
-        if one:
-            assert made  # as many as the layout of stacks takes
-        elif n_pairs <= 32:
-            assert len(made) == n_pairs
-        kinds = {layouts[0][-4] for _, *layouts in made}
-        assert kinds == ({28} if one or n_pairs <= 32 else {0})
-    refused = {} if one or n_pairs <= 32 else {"more than 32 fp8 products with a scale a row": 4}
-    assert blas.status().refused == refused
-
-
-@pytest.mark.parametrize("n_pairs", [6, 40])
-def test_fp8_stacks_that_the_library_refuses(fake, monkeypatch, n_pairs):
-    """One after the other, and in float32 where they are too many."""
-    run = blas.CublasLt.run
-
-    def refuse(library, a, b, *rest, **options):
-        if a.ndim > 2 and a.dtype == np.uint8:
-            raise blas.Unsupported("no stacks of 8-bit numbers")
-        return run(library, a, b, *rest, **options)
-
-    monkeypatch.setattr(blas.CublasLt, "run", refuse)
-    fp8_stack_case(np.random.default_rng(0), fake.array, ((n_pairs,),) * 2, False, "bfloat16")
-    assert [x[1][-4] for x in fake.calls] == ([28] * 6 if n_pairs == 6 else [0])
-    assert blas.status().refused == ({} if n_pairs == 6 else {"no stacks of 8-bit numbers": 1})
-
-
-@pytest.mark.parametrize("shape", [(0, 3, 2, 4), (2, 0, 16, 16), (2, 16, 0, 16), (2, 16, 16, 0)])
-def test_fp8_stacks_without_elements(fake, shape):
-    stack, m, n, k = shape
-    for array, by_row in itertools.product((np.asarray, fake.array), (False, True)):
-        for stacks in (((stack,), (stack,)), ((stack,), ())):
-            rng = np.random.default_rng(0)
-            fp8_stack_case(rng, array, stacks, by_row, "bfloat16", (m, n, k))
-
-
-def test_fp8_takes_what_the_library_does_not(fake):
-    fp8_case(np.random.default_rng(2), fake.array, (8, 9, 20), ("e4m3",) * 2, True, "float16", True)
-    assert [layouts[0][-4] for _, *layouts in fake.calls] == [0]  # in float32
-    assert "fp8 lengths that are not multiples of 16" in blas.status().refused
 
 
 def test_wide_results_of_half_precision(fake):
@@ -568,12 +487,8 @@ def test_a_bias_of_the_wrong_shape(fake):
 
 
 @pytest.fixture
-def cupy(monkeypatch):
-    """CuPy; what the library returns lay in memory full of NaN."""
-    found = pytest.importorskip("cupy")
-    pytest.importorskip("nvmath")
-    poison_results(monkeypatch)
-    return found
+def cupy(poisoned):
+    return poisoned
 
 
 # What may leave a product to CuPy though cuBLASLt has one like it.
@@ -621,31 +536,6 @@ def test_gpu_random_layers(cupy, dtype, epilogue):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gpu_gradients_of_products(served, dtype):
     gradient_sweep(served.asarray, dtype, 100, seed=7)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("by_row", [False, True])
-@pytest.mark.parametrize("formats", [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
-def test_gpu_fp8(cupy, formats, by_row):
-    rng = np.random.default_rng(2)
-    on_hopper = cupy.cuda.Device().compute_capability == "90"
-    before = blas.status().refused.copy()
-    for shape in ((16, 16, 16), (33, 32, 48), (128, 256, 512), (8, 9, 20)):
-        for dtype, biased in (("bfloat16", True), ("bfloat16", False), ("float32", False)):
-            asked = blas.status().refused.copy()
-            fp8_case(rng, cupy.asarray, shape, formats, by_row, dtype, biased)
-            if by_row and dtype == "bfloat16" and shape[1] % 16 == 0 and on_hopper:
-                assert not blas.status().refused - asked, shape
-        for epilogue in ("relu", "gelu"):
-            options = {"epilogue": epilogue, "fast": shape[0] == 128}
-            fp8_case(rng, cupy.asarray, shape, formats, by_row, "bfloat16", True, **options)
-    fp8_case(rng, cupy.asarray, (64, 32, 48), formats, by_row, "float16", False, contiguous=False)
-    for stacks in FP8_STACKS:
-        fp8_stack_case(rng, cupy.asarray, stacks, by_row, "bfloat16", (64, 96, 128))
-        fp8_stack_case(rng, cupy.asarray, stacks, by_row, "float32", (16, 32, 48))
-    if not by_row:  # with a scale a row, other results and epilogues may be refused
-        reasons = set(blas.status().refused - before)
-        assert reasons <= {"fp8 lengths that are not multiples of 16"}
 
 
 @pytest.mark.gpu
