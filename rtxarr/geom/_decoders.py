@@ -107,6 +107,9 @@ class MLPDecoder(Layer):
         return reshape(self.out(hidden), (-1,))
 
 
+_EMBEDDINGS = ("rel_emb.weight", "rel_emb_im.weight")
+
+
 class _Relational(Layer):
     """Something that stands for each relation, and a score of two nodes and that."""
 
@@ -139,6 +142,11 @@ class _Relational(Layer):
         src, dst = _ends(x, pairs)
         check_range_if_asked("edge_type", raw(edge_type), 0, self.n_relations)
         return self._score(src, take(self.weight, edge_type, axis=0), dst)
+
+    def _from_pyg(self, arrays):
+        known = {name: x for name, x in arrays.items() if not name.startswith("node_emb")}
+        parts = [known.pop(name) for name in _EMBEDDINGS if name in known]
+        return known | ({"weight": concat(parts, axis=1)} if parts else {})
 
     def _halves(self, x):
         half = self.n_features // 2
@@ -254,6 +262,7 @@ class TransE(_Relational):
     """
 
     _shown = ("n_features", "n_relations", "p")
+    _dgl_names = {"rel_emb.weight": "weight"}
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from rtxarr.geom._layer import Layer, bias_of, linear, made, sizes, vectors, wit
 from rtxarr.geom._loops import looped
 from rtxarr.geom._message_passing import check_rows, pair
 from rtxarr.ops import concat as join
-from rtxarr.ops import mean, reshape, sigmoid, sum
+from rtxarr.ops import eye, mean, reshape, sigmoid, sum, zeros
 from rtxarr.ops._check import check_rate, check_sizes
 
 __all__ = ["GATConv", "GATv2Conv", "TransformerConv"]
@@ -50,6 +50,21 @@ class _Attention(Layer):
         found = looped(graph)
         return found.graph, edge_attr if edge_attr is None else found.features(edge_attr)
 
+    def _residual(self, wanted, options):
+        if not wanted:
+            return None
+        return linear(sizes(self.in_channels)[1], self._n_outputs, bias=False, **options)
+
+    def _from_dgl(self, arrays):
+        arrays = super()._from_dgl(arrays)
+        if getattr(self, "res", None) is not None:
+            if "res.weight" not in arrays:  # the identity there, where the numbers fit
+                shape, dtype = self.res.weight.shape, self.res.weight.dtype
+                arrays["res.weight"] = eye(*shape, dtype=dtype, device="cpu")
+            if "res.bias" in arrays:
+                arrays["bias"] = arrays.get("bias", 0) + arrays.pop("res.bias")
+        return arrays
+
     def _put_together(self, out):
         if self.concat:
             wide = out.shape[0], self.heads * self.out_channels
@@ -80,6 +95,8 @@ class GATConv(_Attention):
         Of the leaky ReLU below zero.
     dropout : float in [0, 1), default 0
         Share of the ``alpha`` dropped while training.
+    residual : bool, default False
+        Add a linear map of ``x_i``.
     add_self_loops : bool, default True
         Give every node one loop, in place of those it has. Its features are the mean of those of
         the other edges that end there.
@@ -97,6 +114,7 @@ class GATConv(_Attention):
     att_src, att_dst : Parameter, shape (1, heads, out_channels)
     lin_edge : Linear, or None
     att_edge : Parameter, shape (1, heads, out_channels), or None
+    res : Linear without bias, or None
     bias : Parameter, shape (heads * out_channels,), or (out_channels,) of averages, or None
 
     Notes
@@ -127,6 +145,7 @@ class GATConv(_Attention):
         "fc_dst": "lin_dst",
         "attn_l": "att_src",
         "attn_r": "att_dst",
+        "res_fc": "res",
     }
 
     def __init__(
@@ -138,6 +157,7 @@ class GATConv(_Attention):
         concat: bool = True,
         slope: float = 0.2,
         dropout: float = 0.0,
+        residual: bool = False,
         add_self_loops: bool = True,
         edge_channels: int | None = None,
         bias: bool = True,
@@ -162,6 +182,7 @@ class GATConv(_Attention):
             self.lin_edge = linear(edge_channels, width, bias=False, **options)
             self.att_edge = vectors(heads, out_channels, **options)
         self.bias = bias_of(self._n_outputs, bias, **options)
+        self.res = self._residual(residual, options)
 
     def forward(
         self, graph: Graph, x: Any, edge_attr: Any = None, *, return_attention: bool = False
@@ -171,12 +192,16 @@ class GATConv(_Attention):
             z = self.lin_src(src), self.lin_dst(dst)
         else:
             z = tuple(map(self.lin, x)) if isinstance(x, tuple) else self.lin(x)
-        return self.propagate(graph, z, edge_attr, return_attention=return_attention)
+        found = self.propagate(graph, z, edge_attr, return_attention=return_attention)
+        if self.res is None:
+            return found
+        own = self.res(pair(graph, x)[1])
+        return (found[0] + own, found[1]) if return_attention else found + own
 
     def propagate(
         self, graph: Graph, z: Any, edge_attr: Any = None, *, return_attention: bool = False
     ) -> Any:
-        """Do all but the multiplication of ``x`` with ``W``: ``z`` is the product, or a pair."""
+        """Do all but the products of ``x``: ``z`` is that with ``W``, or a pair."""
         src, dst = pair(graph, z)
         apart = dst is not src and isinstance(z, tuple)
         values = src if self.concat and not apart else self._per_head(src)
@@ -221,14 +246,16 @@ class GATv2Conv(_Attention):
         Of each head.
     share_weights : bool, default False
         Take ``L`` for ``R`` too.
-    heads, concat, slope, dropout, add_self_loops, edge_channels, bias, dtype, device, generator
+    heads, concat, slope, dropout, residual, add_self_loops, edge_channels
+        As for :class:`GATConv`.
+    bias, dtype, device, generator
         As for :class:`GATConv`.
 
     Attributes
     ----------
     lin_l, lin_r : Linear
     att : Parameter, shape (1, heads, out_channels)
-    lin_edge : Linear without bias, or None
+    lin_edge, res : Linear without bias, or None
     bias : Parameter, shape (heads * out_channels,), or (out_channels,) of averages, or None
 
     Notes
@@ -249,7 +276,7 @@ class GATv2Conv(_Attention):
     GATv2Conv(8, 3, heads=2)
     """
 
-    _dgl_names = {"fc_src": "lin_l", "fc_dst": "lin_r", "attn": "att"}
+    _dgl_names = {"fc_src": "lin_l", "fc_dst": "lin_r", "attn": "att", "res_fc": "res"}
 
     def __init__(
         self,
@@ -260,6 +287,7 @@ class GATv2Conv(_Attention):
         concat: bool = True,
         slope: float = 0.2,
         dropout: float = 0.0,
+        residual: bool = False,
         add_self_loops: bool = True,
         edge_channels: int | None = None,
         share_weights: bool = False,
@@ -281,6 +309,7 @@ class GATv2Conv(_Attention):
         if edge_channels is not None:
             self.lin_edge = linear(edge_channels, width, bias=False, **options)
         self.bias = bias_of(self._n_outputs, bias, **options)
+        self.res = self._residual(residual, options)
 
     def forward(
         self, graph: Graph, x: Any, edge_attr: Any = None, *, return_attention: bool = False
@@ -301,6 +330,7 @@ class GATv2Conv(_Attention):
             **self._drops(),
         )
         out = with_bias(self._put_together(out), self.bias)
+        out = out if self.res is None else out + self.res(dst)
         return (out, (graph, alpha)) if return_attention else out
 
     def _from_pyg(self, arrays):
@@ -309,7 +339,10 @@ class GATv2Conv(_Attention):
         return arrays
 
     def _from_dgl(self, arrays):
-        return self._from_pyg(super()._from_dgl(arrays))
+        arrays = self._from_pyg(super()._from_dgl(arrays))
+        if self.bias is not None:  # there the maps alone have one
+            arrays.setdefault("bias", zeros(self.bias.shape, dtype=self.bias.dtype, device="cpu"))
+        return arrays
 
 
 class TransformerConv(_Attention):

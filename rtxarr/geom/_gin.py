@@ -5,9 +5,9 @@ from typing import Any
 
 from rtxarr.geom._aggregate import aggregate
 from rtxarr.geom._graph import Graph
-from rtxarr.geom._layer import Layer, MessageLayer, linear, made, widest
+from rtxarr.geom._layer import Layer, MessageLayer, _renamed, linear, made, widest
 from rtxarr.geom._message_passing import MessagePassing, pair
-from rtxarr.nn import Buffer, Module, Parameter
+from rtxarr.nn import Buffer, Module, Parameter, Sequential
 from rtxarr.ops import concat, relu
 
 __all__ = ["EdgeConv", "GINConv", "GINEConv"]
@@ -187,8 +187,6 @@ class EdgeConv(MessageLayer):
     (4, 16)
     """
 
-    _dgl_names = None
-
     def __init__(self, nn: Callable, *, aggr: Any = "max"):
         MessagePassing.__init__(self, aggr=aggr)
         self.nn = nn
@@ -199,6 +197,17 @@ class EdgeConv(MessageLayer):
 
     def forward(self, graph: Graph, x: Any) -> Any:  # type: ignore[override]
         return self.propagate(graph, x)
+
+    def _from_dgl(self, arrays):
+        # theta (x_i - x_j) + phi x_i there.
+        known, own = dict(arrays), {}
+        first = "nn.0." if isinstance(self.nn, Sequential) else "nn."
+        if {"phi.weight", "theta.weight"} <= set(known):
+            parts = [known.pop("phi.weight"), -known.pop("theta.weight")]
+            own[f"{first}weight"] = concat(parts, axis=1)
+        if {"phi.bias", "theta.bias"} <= set(known):
+            own[f"{first}bias"] = known.pop("phi.bias") + known.pop("theta.bias")
+        return own | {_renamed(name, {"bn": "nn.1"}): x for name, x in known.items()}
 
     def __repr__(self):
         return Module.__repr__(self)

@@ -51,6 +51,7 @@ class JumpingKnowledge(Layer):
     """
 
     _shown = ("mode",)
+    _dgl_names = {}
 
     def __init__(
         self,

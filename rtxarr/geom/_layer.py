@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rtxarr.geom._message_passing import MessagePassing
-from rtxarr.nn import LSTM, Linear, Module, Parameter, Sequential
+from rtxarr.nn import LSTM, BatchNorm, Linear, Module, Parameter, Sequential
 from rtxarr.nn._text import call_text
 from rtxarr.nn.initializers import xavier_uniform
 from rtxarr.ops import moveaxis
@@ -32,7 +32,7 @@ class Layer(Module):
     def _from_dgl(self, arrays: dict[str, Any]) -> dict[str, Any]:
         """Give what DGL's layer holds under the names of this one's parameters."""
         if self._dgl_names is None:
-            raise ValueError(f"{type(self).__name__} has no counterpart in DGL")
+            raise ValueError(f"DGL has no layer that gives what {type(self).__name__} does")
         return {_renamed(name, self._dgl_names): x for name, x in arrays.items()}
 
     def __repr__(self):
@@ -65,7 +65,8 @@ def load_arrays(module: Module, arrays: Mapping[str, Any], *, convention: str = 
         model.state_dict().items()}``.
     convention : {"pyg", "dgl"}, default "pyg"
         Whose names and layouts they have. Transposed weights are turned, and biases that are only
-        ever added up become one.
+        ever added up become one. PyTorch Geometric's ``MLP`` fits a :class:`rtxarr.nn.Sequential`
+        with the same linear maps and norms.
 
     Raises
     ------
@@ -77,10 +78,18 @@ def load_arrays(module: Module, arrays: Mapping[str, Any], *, convention: str = 
 
     Notes
     -----
-    Loaded layers give what the other library's do, but for: DGL's layers add no loops, so
-    ``add_self_loops=False`` unless the graph given there has them; DGL's ``GraphConv`` divides by
-    the roots of the number of edges that begin at the source and of those that end at the
-    destination, :class:`GCNConv` always by the latter number of both.
+    Loaded layers give what the other library's do, but for:
+
+    - DGL's layers add no loops, so ``add_self_loops=False`` unless the graph given there has them.
+    - DGL's ``GraphConv`` divides by the roots of the number of edges that begin at the source and
+      of those that end at the destination, :class:`GCNConv` always by the latter number of both.
+    - DGL's ``RelGraphConv`` adds up where :class:`RGCNConv` averages: ``aggr="sum"``. Its
+      ``ChebConv`` keeps loops, divides by the numbers of edges that end at the nodes and applies a
+      ReLU unless told otherwise; its ``EdgeConv`` is one linear map, and before version 0.5 another
+      one.
+    - PyTorch Geometric's ``RotatE`` takes the root of the sum of all squares, from a margin, and
+      its ``TransE`` divides the nodes' embeddings by their norms. Embeddings of nodes,
+      ``node_emb``, are what scores are called with here, imaginary parts last, and are left out.
 
     Examples
     --------
@@ -105,8 +114,11 @@ def _translate(module, arrays, convention):
         arrays = module._from_dgl(arrays) if convention == "dgl" else module._from_pyg(arrays)
     elif isinstance(module, LSTM):
         return {_lstm_name(name): x for name, x in arrays.items()}
+    elif isinstance(module, BatchNorm):
+        known = {name.removeprefix("module."): x for name, x in arrays.items()}
+        return {name: x for name, x in known.items() if name != "num_batches_tracked"}
     elif isinstance(module, Sequential):
-        arrays = {f"layers.{name}": x for name, x in arrays.items()}
+        arrays = {f"layers.{_place(module, name)}": x for name, x in arrays.items()}
     found = {}
     for name, child in module.named_children():
         own = {key: arrays.pop(key) for key in list(arrays) if key.startswith(f"{name}.")}
@@ -114,6 +126,17 @@ def _translate(module, arrays, convention):
         for key, x in _translate(child, own, convention).items():
             found[f"{name}.{key}"] = x
     return arrays | found
+
+
+def _place(module, name):
+    """Give the place of ``lins.1.weight`` or ``norms.0.bias`` of PyTorch Geometric's MLP."""
+    kind, _, rest = name.partition(".")
+    number, _, own = rest.partition(".")
+    if kind not in ("lins", "norms") or not number.isdigit():
+        return name
+    layers = [i for i, one in enumerate(module.layers) if isinstance(one, Module)]
+    places = [i for i in layers if isinstance(module.layers[i], Linear) == (kind == "lins")]
+    return f"{places[int(number)]}.{own}" if int(number) < len(places) else name
 
 
 def _lstm_name(name):

@@ -199,6 +199,12 @@ class PNAConv(MessageLayer):
             found.append(out)
         return stack(found, axis=1)
 
+    def _from_dgl(self, arrays):
+        raise ValueError(
+            "PNAConv cannot give what DGL's does, which divides by the root of the graph's size, "
+            "normalises over the batch, applies a leaky ReLU and adds its input"
+        )
+
     def _from_pyg(self, arrays):
         # The means over the training set are settings here.
         return {name: x for name, x in arrays.items() if not name.startswith("aggr_module.")}

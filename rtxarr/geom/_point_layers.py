@@ -9,7 +9,7 @@ from rtxarr import _device, ops
 from rtxarr.autograd._tape import raw
 from rtxarr.geom._gin import EdgeConv
 from rtxarr.geom._graph import Graph
-from rtxarr.geom._layer import MessageLayer, widest
+from rtxarr.geom._layer import MessageLayer, _renamed, widest
 from rtxarr.geom._points import (
     checked,
     checked_ptr,
@@ -156,6 +156,9 @@ class PointNetSetAbstraction(MessageLayer):
                 max_neighbors=self.max_neighbors,
             )
         return self.propagate(graph, (src, {"pos": centres})), centres, bounds
+
+    def _from_pyg(self, arrays):
+        return {_renamed(name, {"local_nn": "nn"}): x for name, x in arrays.items()}
 
     def __repr__(self):
         return Module.__repr__(self)

@@ -176,6 +176,8 @@ class Set2Set(Layer):
     (3, 8)
     """
 
+    _dgl_names = {}
+
     def __init__(self, in_channels: int, *, n_steps: int, **options: Any):
         check_sizes(in_channels=in_channels, n_steps=n_steps)
         self.in_channels, self.n_steps = in_channels, n_steps

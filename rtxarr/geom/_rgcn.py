@@ -1,5 +1,6 @@
 """Graph convolution with a matrix for each kind of edge."""
 
+import math
 from typing import Any
 
 from rtxarr import _device
@@ -13,7 +14,7 @@ from rtxarr.geom._message_passing import pair
 from rtxarr.geom._messages import check_op
 from rtxarr.nn import Parameter
 from rtxarr.nn.initializers import xavier_uniform
-from rtxarr.ops import reshape
+from rtxarr.ops import moveaxis, reshape
 from rtxarr.ops._check import check_sizes
 
 __all__ = ["RGCNConv"]
@@ -32,6 +33,9 @@ class RGCNConv(Layer):
         Kinds of edges.
     n_bases : int, optional
         Make each ``W_r`` a combination of so many matrices.
+    n_blocks : int, optional
+        Make each ``W_r`` of so many blocks on its diagonal instead; divides both numbers of
+        features.
     aggr : str, default "mean"
         An operation of :func:`rtxarr.geom.aggregate`.
     root_weight : bool, default True
@@ -45,6 +49,7 @@ class RGCNConv(Layer):
     Attributes
     ----------
     weight : Parameter, shape (n_relations or n_bases, in_channels, out_channels)
+        Or (n_relations, n_blocks, in_channels // n_blocks, out_channels // n_blocks).
     comp : Parameter, shape (n_relations, n_bases), or None
     root : Parameter, shape (in_channels, out_channels), or None
     bias : Parameter, shape (out_channels,), or None
@@ -86,6 +91,7 @@ class RGCNConv(Layer):
         n_relations: int,
         *,
         n_bases: int | None = None,
+        n_blocks: int | None = None,
         aggr: str = "mean",
         root_weight: bool = True,
         bias: bool = True,
@@ -95,14 +101,22 @@ class RGCNConv(Layer):
     ):
         check_sizes(n_relations=n_relations)
         check_op(aggr)
+        n_src, n_dst = sizes(in_channels)
+        if n_blocks is not None:
+            check_sizes(n_blocks=n_blocks)
+            if n_bases is not None or n_src % n_blocks or out_channels % n_blocks:
+                raise ValueError(
+                    f"n_blocks must divide {n_src} and {out_channels} features and stand without "
+                    f"n_bases, got n_blocks={n_blocks} and n_bases={n_bases}"
+                )
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.n_relations, self.n_bases = n_relations, n_bases
+        self.n_relations, self.n_bases, self.n_blocks = n_relations, n_bases, n_blocks
         self.aggr, self.root_weight = aggr, root_weight
         options = made(dtype, device, generator)
-        n_src, n_dst = sizes(in_channels)
-        n_matrices = n_relations if n_bases is None else n_bases
-        init = xavier_uniform(in_axis=1, out_axis=2)
-        self.weight = Parameter((n_matrices, n_src, out_channels), init=_each(init), **options)
+        shape: tuple[int, ...] = (n_bases or n_relations, n_src, out_channels)
+        if n_blocks is not None:
+            shape = (n_relations, n_blocks, n_src // n_blocks, out_channels // n_blocks)
+        self.weight = Parameter(shape, init=_matrices, **options)
         self.comp = self.root = None
         if n_bases is not None:
             self.comp = Parameter((n_relations, n_bases), init="xavier_uniform", **options)
@@ -120,21 +134,34 @@ class RGCNConv(Layer):
         first = self.aggr in ("sum", "mean") and self.out_channels < src.shape[1]
         for kind, part in enumerate(by_kind(graph, edge_type, self.n_relations)):
             if first:
-                found = aggregate(part, src @ weight[kind], self.aggr)
+                found = aggregate(part, self._product(src, weight[kind]), self.aggr)
             else:
-                found = aggregate(part, src, self.aggr) @ weight[kind]
+                found = self._product(aggregate(part, src, self.aggr), weight[kind])
             out = found if out is None else out + found
         return with_bias(out, self.bias)
 
+    def _product(self, x, weight):
+        if self.n_blocks is None:
+            return x @ weight
+        blocks = moveaxis(
+            reshape(x, (x.shape[0], self.n_blocks, x.shape[1] // self.n_blocks)), 1, 0
+        )
+        return reshape(moveaxis(blocks @ weight, 0, 1), (x.shape[0], self.out_channels))
 
-def _each(init):
-    """Let an initializer count the fans of one matrix of a stack."""
+    def _from_dgl(self, arrays):
+        arrays = super()._from_dgl(arrays)
+        if self.n_blocks is not None and "weight" in arrays and arrays["weight"].ndim == 2:
+            arrays["weight"] = reshape(arrays["weight"], self.weight.shape)
+        return arrays
 
-    def one_by_one(shape, *, dtype, generator=None):
-        parts = [init((1, *shape[1:]), dtype=dtype, generator=generator) for _ in range(shape[0])]
-        return _device.namespace(parts[0]).concat(parts, axis=0)
 
-    return one_by_one
+def _matrices(shape, *, dtype, generator=None):
+    """Initialize a stack of matrices, each by its own number of inputs and outputs."""
+    init = xavier_uniform(in_axis=1, out_axis=2)
+    n = math.prod(shape[:-2])
+    parts = [init((1, *shape[-2:]), dtype=dtype, generator=generator) for _ in range(n)]
+    xp = _device.namespace(parts[0])
+    return xp.reshape(xp.concat(parts, axis=0), shape)
 
 
 def by_kind(graph: Graph, kinds: Any, n_kinds: int) -> list[Graph]:

@@ -117,6 +117,7 @@ class APPNP(Layer):
     """
 
     _shown = ("k", "alpha", "dropout", "add_self_loops")
+    _dgl_names = {}
 
     def __init__(
         self,
@@ -226,6 +227,22 @@ class ChebConv(Layer):
         scale = 2 / self.lambda_max
         out = (scale - 1) * x - scale * aggregate(graph, x, weight=weight)
         return astype(out, raw(x).dtype, copy=False)  # NumPy's bfloat16 times a float is float32
+
+    def _from_dgl(self, arrays):
+        known = dict(arrays)
+        weight = known.pop("linear.weight", None)  # of all polynomials, one after the other
+        if "linear.bias" in known:
+            known["bias"] = known.pop("linear.bias")
+        if weight is not None:
+            for i in range(self.k):
+                part = slice(i * self.in_channels, (i + 1) * self.in_channels)
+                known[f"lins.{i}.weight"] = weight[:, part]
+            if weight.shape[1] != self.k * self.in_channels:
+                raise ValueError(
+                    f"linear.weight must have shape ({self.out_channels}, "
+                    f"{self.k * self.in_channels}), got {tuple(weight.shape)}"
+                )
+        return known
 
     def _weight(self, graph, weight, dtype):
         if weight is None:

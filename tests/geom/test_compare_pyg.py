@@ -27,6 +27,14 @@ def network(n_in, n_out, library):
     return modules.Sequential(modules.Linear(n_in, 4), modules.ReLU(), modules.Linear(4, n_out))
 
 
+def mlp(*sizes):
+    """Give the network of theirs, with norms."""
+    layers = []
+    for n_in, n_out in zip(sizes[:-2], sizes[1:-1], strict=True):
+        layers += [nn.Linear(n_in, n_out, **F64), nn.BatchNorm(n_out, **F64), rx.relu]
+    return nn.Sequential(*layers, nn.Linear(*sizes[-2:], **F64))
+
+
 # For each layer theirs, ours, and what it needs of edges. Not SAGE with an LSTM, which there runs
 # on over what pads shorter neighbourhoods.
 LAYERS = {
@@ -37,6 +45,21 @@ LAYERS = {
         lambda: theirs.GATv2Conv(3, 2, heads=2, edge_dim=2, concat=False),
         lambda: geom.GATv2Conv(3, 2, heads=2, edge_channels=2, concat=False, **F64),
         "attr",
+    ),
+    "gat-residual": (
+        lambda: theirs.GATConv(3, 2, heads=2, residual=True),
+        lambda: geom.GATConv(3, 2, heads=2, residual=True, **F64),
+        None,
+    ),
+    "gat-residual-mean": (
+        lambda: theirs.GATConv(3, 2, heads=2, residual=True, concat=False, edge_dim=2),
+        lambda: geom.GATConv(3, 2, heads=2, residual=True, concat=False, edge_channels=2, **F64),
+        "attr",
+    ),
+    "gatv2-residual": (
+        lambda: theirs.GATv2Conv(3, 2, heads=2, residual=True),
+        lambda: geom.GATv2Conv(3, 2, heads=2, residual=True, **F64),
+        None,
     ),
     "gatv2-shared": (
         lambda: theirs.GATv2Conv(3, 2, share_weights=True),
@@ -62,6 +85,36 @@ LAYERS = {
         lambda: theirs.RGCNConv(3, 2, 3, num_bases=2),
         lambda: geom.RGCNConv(3, 2, 3, n_bases=2, **F64),
         "kind",
+    ),
+    "rgcn-blocks": (
+        lambda: theirs.RGCNConv(3, 6, 3, num_blocks=3),
+        lambda: geom.RGCNConv(3, 6, 3, n_blocks=3, **F64),
+        "kind",
+    ),
+    "gin-norm": (
+        lambda: theirs.GINConv(
+            torch.nn.Sequential(
+                torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(),
+                torch.nn.Linear(4, 2),
+            )
+        ),
+        lambda: geom.GINConv(
+            nn.Sequential(
+                nn.Linear(3, 4, **F64), nn.BatchNorm(4, **F64), rx.relu, nn.Linear(4, 2, **F64)
+            ),
+            **F64,
+        ),
+        None,
+    ),
+    "gin-mlp": (
+        lambda: theirs.GINConv(theirs.MLP([3, 4, 5, 2]), train_eps=True),
+        lambda: geom.GINConv(mlp(3, 4, 5, 2), train_eps=True, **F64),
+        None,
+    ),
+    "edge-conv-mlp": (
+        lambda: theirs.EdgeConv(theirs.MLP([6, 4, 2], norm=None)),
+        lambda: geom.EdgeConv(network(6, 2, nn)),
+        None,
     ),
     "pna": (
         lambda: theirs.PNAConv(3, 4, *PNA, torch.tensor(HISTOGRAM), towers=2),
@@ -165,7 +218,8 @@ MASKED = {
         None,
     ),
 }
-del MASKED["rgcn"]  # theirs gives each relation the first factors of all
+for name in ("rgcn", "rgcn-blocks"):
+    del MASKED[name]  # theirs gives each relation the first factors of all
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -194,3 +248,62 @@ def test_messages_with_factors(name):
     got = layer(MaskedGraph.of(geom.Graph.from_edges(src, dst, n_nodes=7), mask), x, *edge)
     close = {"rtol": 1e-6, "atol": 1e-7} if "pna" in name else {"rtol": 1e-10, "atol": 1e-12}
     assert_close(rx.Tensor(got).numpy(), want, **close)
+
+
+@pytest.mark.parametrize("make", [torch.nn.BatchNorm1d, theirs.BatchNorm])
+def test_batch_norms_with_their_statistics(make):
+    rng = np.random.default_rng(4)
+    other = make(3).double()
+    for _ in range(3):
+        other(torch.tensor(rng.standard_normal((20, 3)) * 3 + 1))
+    layer = nn.BatchNorm(3, **F64)
+    geom.load_arrays(layer, {key: value.numpy() for key, value in other.state_dict().items()})
+    x = rng.standard_normal((5, 3))
+    want = other.eval()(torch.tensor(x)).detach().numpy()
+    assert_close(layer.eval()(x).data, want, rtol=1e-10)
+
+
+@pytest.mark.parametrize("with_features", [False, True])
+def test_point_convolutions(with_features):
+    rng = np.random.default_rng(5)
+    pos, x = rng.random((12, 3)), rng.standard_normal((12, 2))
+    n_in = 5 if with_features else 3
+    other = theirs.PointNetConv(theirs.MLP([n_in, 4, 2], norm=None), add_self_loops=False).double()
+    layer = geom.PointNetSetAbstraction(network(n_in, 2, nn), n_points=4, r=0.6)
+    layer.load_arrays({key: value.numpy() for key, value in other.state_dict().items()})
+    given = x if with_features else None
+    got, centres, _ = layer(given, pos)
+    graph = geom.radius_graph(pos, 0.6, y=rx.Tensor(centres).numpy())
+    edges = torch.tensor(np.stack([graph.src, graph.dst]))
+    torches = None if given is None else (torch.tensor(x), None)
+    places = torch.tensor(pos), torch.tensor(rx.Tensor(centres).numpy())
+    want = other(torches, places, edges).detach().numpy()
+    assert_close(rx.Tensor(got).numpy(), want, rtol=1e-10)
+
+
+KGE = {
+    "DistMult": (theirs.DistMult, lambda: geom.DistMult(4, 3, **F64)),
+    "ComplEx": (theirs.ComplEx, lambda: geom.ComplEx(8, 3, **F64)),
+    "TransE": (theirs.TransE, lambda: geom.TransE(4, 3, **F64)),
+    "RotatE": (theirs.RotatE, lambda: geom.RotatE(8, 3, **F64)),
+}
+
+
+@pytest.mark.parametrize("name", KGE)
+def test_scores_of_relations(name):
+    make, own = KGE[name]
+    other = make(6, 3, hidden_channels=4).double()
+    arrays = {key: value.numpy() for key, value in other.state_dict().items()}
+    decoder = own()
+    decoder.load_arrays(arrays)
+    x = np.concatenate([arrays[k] for k in arrays if k.startswith("node_emb")], axis=1)
+    if name == "TransE":
+        x = x / np.abs(x).sum(axis=1, keepdims=True)
+    pairs, kinds = np.array([[0, 5, 2], [1, 1, 4]]), np.array([2, 0, 1])
+    got = rx.Tensor(decoder(x, pairs, kinds)).numpy()
+    if name == "RotatE":  # theirs is one root over all features
+        src, dst = (x[i, :4] + 1j * x[i, 4:] for i in pairs)
+        want = -np.abs(src * np.exp(1j * arrays["rel_emb.weight"][kinds]) - dst).sum(axis=1)
+    else:
+        want = other(*map(torch.tensor, (pairs[0], kinds, pairs[1]))).detach().numpy()
+    assert_close(got, want, rtol=1e-10)

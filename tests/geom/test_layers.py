@@ -32,6 +32,14 @@ LAYERS = {
     "cheb": (lambda d: geom.ChebConv(3, 2, k=3, lambda_max=1.5, **options(d)), None),
     "gat": (lambda d: geom.GATConv(3, 2, heads=2, **options(d)), None),
     "gat-edges": (lambda d: geom.GATConv(3, 2, heads=2, edge_channels=2, **options(d)), "attr"),
+    "gat-residual": (
+        lambda d: geom.GATConv(3, 2, heads=2, concat=False, residual=True, **options(d)),
+        None,
+    ),
+    "gatv2-residual": (
+        lambda d: geom.GATv2Conv(3, 2, heads=2, residual=True, **options(d)),
+        None,
+    ),
     "gatv2": (lambda d: geom.GATv2Conv(3, 2, heads=2, **options(d)), None),
     "gatv2-edges": (lambda d: geom.GATv2Conv(3, 2, edge_channels=2, **options(d)), "attr"),
     "transformer": (lambda d: geom.TransformerConv(3, 2, heads=2, beta=True, **options(d)), None),
@@ -53,6 +61,10 @@ LAYERS = {
     ),
     "edge-conv": (lambda d: geom.EdgeConv(network(6, 2, d)), None),
     "rgcn": (lambda d: geom.RGCNConv(3, 2, 3, **options(d)), "kind"),
+    "rgcn-blocks": (
+        lambda d: geom.RGCNConv((3, 3), 6, 3, n_blocks=3, **options(d)),
+        "kind",
+    ),
     "rgcn-bases": (lambda d: geom.RGCNConv(3, 4, 3, n_bases=2, **options(d)), "kind"),
     "pna": (
         lambda d: geom.PNAConv(
@@ -626,6 +638,8 @@ def test_jumping_knowledge():
 
 
 BAD = [
+    (lambda g: geom.RGCNConv(3, 6, 2, n_blocks=2), "n_blocks must divide 3 and 6 features"),
+    (lambda g: geom.RGCNConv(4, 6, 2, n_blocks=2, n_bases=2), "without n_bases, got n_blocks=2"),
     (lambda g: geom.SAGEConv(3, 2, aggr="std"), "aggr must be one of mean, max"),
     (lambda g: geom.GraphConv(3, 2, aggr="best"), "op must be one of sum"),
     (lambda g: geom.SGConv(3, 2, k=-1), "k must be an int >= 0, got -1"),

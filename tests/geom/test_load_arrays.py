@@ -107,5 +107,187 @@ def test_whole_models_are_loaded():
         geom.load_arrays(model, {**arrays, "convs.0.gamma": np.ones(1)}, convention="dgl")
     with pytest.raises(ValueError, match="convention must be 'pyg' or 'dgl', got 'jraph'"):
         geom.load_arrays(model, arrays, convention="jraph")
-    with pytest.raises(ValueError, match="EdgeConv has no counterpart in DGL"):
-        geom.EdgeConv(rx.tanh).load_arrays({}, convention="dgl")
+    with pytest.raises(ValueError, match="DGL has no layer that gives what TransformerConv does"):
+        geom.TransformerConv(3, 2).load_arrays({}, convention="dgl")
+    means = {"mean_degree": 1.0, "mean_log_degree": 1.0}
+    with pytest.raises(ValueError, match="PNAConv cannot give what DGL's does, which divides"):
+        geom.PNAConv(4, 4, ["mean"], ["identity"], **means).load_arrays({}, convention="dgl")
+    geom.APPNP().load_arrays({}, convention="dgl")  # without parameters in both
+
+
+# ----------------------------------------------------------- what DGL's layers give, edge by edge
+
+
+F64 = {"dtype": "float64"}
+SRC, DST = (
+    np.array([0, 1, 1, 2, 3, 4, 4, 0, 2, 2, 3]),
+    np.array([1, 0, 2, 1, 4, 3, 4, 4, 0, 2, 2]),
+)
+KINDS = np.array([0, 1, 2, 0, 1, 2, 0, 0, 2, 1, 1])
+GRAPH = geom.Graph.from_edges(SRC, DST, n_nodes=6)
+RNG = np.random.default_rng(12)
+X = RNG.standard_normal((6, 3))
+
+
+def drawn(**shapes):
+    """Give arrays by name, with dots for two underscores."""
+    return {k.replace("__", "."): RNG.standard_normal(shape) for k, shape in shapes.items()}
+
+
+def outputs(layer, arrays, *args, graph=GRAPH):
+    layer.load_arrays(arrays, convention="dgl")
+    return rx.Tensor(layer(graph, X, *args)).numpy()
+
+
+def summed(rows):
+    out = np.zeros((6, rows.shape[1]))
+    np.add.at(out, DST, rows)
+    return out
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_edge_convolution_of_dgl(norm):
+    arrays = drawn(theta__weight=(2, 3), theta__bias=2, phi__weight=(2, 3), phi__bias=2)
+    theta, phi = arrays["theta.weight"], arrays["phi.weight"]
+    rows = (X[DST] - X[SRC]) @ theta.T + X[DST] @ phi.T + arrays["theta.bias"] + arrays["phi.bias"]
+    net = nn.Linear(6, 2, **F64)
+    if norm:
+        net = nn.Sequential(net, nn.BatchNorm(2, **F64))
+        arrays |= drawn(bn__weight=2, bn__bias=2, bn__running_mean=2)
+        arrays |= {"bn.running_var": np.array([1.0, 2.0]), "bn.num_batches_tracked": np.array(3)}
+        rows = (rows - arrays["bn.running_mean"]) / np.sqrt(arrays["bn.running_var"] + 1e-5)
+        rows = rows * arrays["bn.weight"] + arrays["bn.bias"]
+    want = np.full((6, 2), -np.inf)
+    np.maximum.at(want, DST, rows)
+    got = outputs(geom.EdgeConv(net).eval(), arrays)
+    assert_close(got, np.where(np.isinf(want), 0, want))
+
+
+def test_chebyshev_convolution_of_dgl():
+    """Of a graph both ways and without loops, where degrees and Laplacian are the same."""
+    src, dst = np.array([0, 1, 2, 3]), np.array([1, 2, 0, 4])
+    src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
+    graph = geom.Graph.from_edges(src, dst, n_nodes=6)
+    arrays = drawn(linear__weight=(2, 9), linear__bias=2)
+    matrix = np.zeros((6, 6))
+    np.add.at(matrix, (dst, src), 1)
+    root = np.maximum(matrix.sum(axis=1), 1) ** -0.5
+    matrix = root[:, None] * matrix * root
+    one = -matrix @ X  # with 2 for the largest eigenvalue
+    two = -2 * matrix @ one - X
+    want = np.concatenate([X, one, two], axis=1) @ arrays["linear.weight"].T + arrays["linear.bias"]
+    assert_close(outputs(geom.ChebConv(3, 2, k=3, **F64), arrays, graph=graph), want)
+    with pytest.raises(ValueError, match=r"linear.weight must have shape \(2, 6\), got \(2, 9\)"):
+        geom.ChebConv(3, 2, k=2, **F64).load_arrays(arrays, convention="dgl")
+
+
+def test_simple_convolution_of_dgl():
+    arrays = drawn(fc__weight=(2, 3), fc__bias=2)
+    norm = np.maximum(np.bincount(DST, minlength=6), 1)[:, None] ** -0.5
+    x = X
+    for _ in range(2):
+        x = summed((x * norm)[SRC]) * norm
+    # A source without edges that end there has degree 1 there, and gives nothing here.
+    layer = geom.SGConv(3, 2, k=2, add_self_loops=False, **F64)
+    assert_close(outputs(layer, arrays), x @ arrays["fc.weight"].T + arrays["fc.bias"])
+
+
+@pytest.mark.parametrize("kind", ["gin", "gine"])
+def test_isomorphism_layers_of_dgl(kind):
+    arrays = drawn(apply_func__weight=(2, 3), apply_func__bias=2, eps=1)
+    edges = RNG.standard_normal((11, 3))
+    rows = X[SRC] if kind == "gin" else np.maximum(X[SRC] + edges, 0)
+    x = (1 + arrays["eps"]) * X + summed(rows)
+    make = geom.GINConv if kind == "gin" else geom.GINEConv
+    got = outputs(make(nn.Linear(3, 2, **F64), **F64), arrays, *([edges] if kind == "gine" else []))
+    assert_close(got, x @ arrays["apply_func.weight"].T + arrays["apply_func.bias"])
+
+
+@pytest.mark.parametrize("kind", ["plain", "bases", "blocks"])
+def test_relations_of_dgl(kind):
+    arrays = drawn(h_bias=6, loop_weight=(3, 6))
+    if kind == "bases":
+        arrays |= drawn(linear_r__W=(2, 3, 6), linear_r__coeff=(3, 2))
+        weight = np.einsum("rb,bio->rio", arrays["linear_r.coeff"], arrays["linear_r.W"])
+    elif kind == "blocks":
+        arrays |= drawn(linear_r__W=(3, 3 * 1 * 2))
+        weight = np.zeros((3, 3, 6))
+        for i in range(3):
+            weight[:, i, 2 * i : 2 * i + 2] = arrays["linear_r.W"][:, 2 * i : 2 * i + 2]
+    else:
+        arrays |= drawn(linear_r__W=(3, 3, 6))
+        weight = arrays["linear_r.W"]
+    options = {"bases": {"n_bases": 2}, "blocks": {"n_blocks": 3}}.get(kind, {})
+    layer = geom.RGCNConv(3, 6, 3, aggr="sum", **options, **F64)
+    want = summed(np.einsum("ei,eio->eo", X[SRC], weight[KINDS]))
+    want += arrays["h_bias"] + X @ arrays["loop_weight"]
+    assert_close(outputs(layer, arrays, KINDS), want)
+
+
+def attended(values, logits):
+    """Attend, by head, to values of shape (n, heads, features) with leaky ReLUs of logits."""
+    power = np.exp(np.where(logits > 0, logits, 0.2 * logits))
+    total = summed(power)
+    rows = values[SRC] * (power / total[DST])[:, :, None]
+    return summed(rows.reshape(11, -1))
+
+
+@pytest.mark.parametrize("residual", ["none", "mapped", "identity", "with its bias"])
+def test_attention_of_dgl(residual):
+    width = 1 if residual == "identity" else 2
+    heads = 3 if residual == "identity" else 2
+    shape = (1, heads, width)
+    arrays = drawn(fc__weight=(heads * width, 3), attn_l=shape, attn_r=shape)
+    z = (X @ arrays["fc.weight"].T).reshape(6, heads, width)
+    left, right = ((z * arrays[k]).sum(axis=-1) for k in ("attn_l", "attn_r"))
+    want = attended(z, left[SRC] + right[DST])
+    arrays |= drawn(**{"res_fc__bias" if "bias" in residual else "bias": heads * width})
+    want = want + arrays.get("bias", 0) + arrays.get("res_fc.bias", 0)
+    if residual == "identity":
+        want = want + X
+    elif residual != "none":
+        arrays |= drawn(res_fc__weight=(heads * width, 3))
+        want = want + X @ arrays["res_fc.weight"].T
+    layer = geom.GATConv(
+        3, width, heads=heads, residual=residual != "none", add_self_loops=False, **F64
+    )
+    assert_close(outputs(layer, arrays), want)
+
+
+def test_second_attention_of_dgl():
+    arrays = drawn(fc_src__weight=(4, 3), fc_dst__weight=(4, 3), attn=(1, 2, 2))
+    arrays |= drawn(fc_src__bias=4, fc_dst__bias=4, res_fc__weight=(4, 3))
+    left, right = (
+        (X @ arrays[f"{k}.weight"].T + arrays[f"{k}.bias"]).reshape(6, 2, 2)
+        for k in ("fc_src", "fc_dst")
+    )
+    both = left[SRC] + right[DST]
+    logits = (np.where(both > 0, both, 0.2 * both) * arrays["attn"]).sum(axis=-1)
+    power = np.exp(logits)
+    want = summed((left[SRC] * (power / summed(power)[DST])[:, :, None]).reshape(11, 4))
+    layer = geom.GATv2Conv(3, 2, heads=2, residual=True, add_self_loops=False, **F64)
+    assert_close(outputs(layer, arrays), want + X @ arrays["res_fc.weight"].T)
+
+
+@pytest.mark.parametrize("aggr", ["mean", "pool"])
+def test_sage_of_dgl(aggr):
+    arrays = drawn(fc_neigh__weight=(2, 3), fc_self__weight=(2, 3), fc_self__bias=2)
+    if aggr == "pool":
+        arrays |= drawn(fc_pool__weight=(3, 3), fc_pool__bias=3)
+        rows = np.maximum(X @ arrays["fc_pool.weight"].T + arrays["fc_pool.bias"], 0)[SRC]
+        own = np.zeros((6, 3))
+        np.maximum.at(own, DST, rows)
+    else:
+        own = summed(X[SRC]) / np.maximum(np.bincount(DST, minlength=6), 1)[:, None]
+    want = own @ arrays["fc_neigh.weight"].T + X @ arrays["fc_self.weight"].T
+    got = outputs(geom.SAGEConv(3, 2, aggr=aggr, **F64), arrays)
+    assert_close(got, want + arrays["fc_self.bias"])
+
+
+def test_translations_of_dgl():
+    arrays = drawn(rel_emb__weight=(3, 3))
+    decoder = geom.TransE(3, 3, p=2, **F64)
+    decoder.load_arrays(arrays, convention="dgl")
+    want = -np.linalg.norm(X[[0, 5]] + arrays["rel_emb.weight"][[2, 0]] - X[[1, 2]], axis=1)
+    got = decoder(X, np.array([[0, 5], [1, 2]]), np.array([2, 0]))
+    assert_close(rx.Tensor(got).numpy(), want)
