@@ -12,7 +12,7 @@ from rtxarr._checks import check_range, values_are_checked
 from rtxarr._override import tracing
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import isdtype
-from rtxarr.geom._graph import Graph, _attributes, _index_dtype, plain
+from rtxarr.geom._graph import Graph, _attributes, _index_dtype, frozen, plain
 from rtxarr.geom._subgraph import iota, subgraph
 
 __all__ = ["Batch", "to_dense_adj", "to_dense_batch"]
@@ -55,6 +55,9 @@ class Batch(Graph):
     Graph(2 nodes, 1 edges)
     """
 
+    ptr: Any
+    graph: Mapping[str, Any]
+
     def __init__(self, blocks: Graph, ptr: Any, *, graph: Mapping[str, Any] | None = None):
         ptr = _pointers(ptr, blocks.n_nodes)
         xp = _device.namespace(ptr, blocks.indptr)
@@ -66,8 +69,8 @@ class Batch(Graph):
     def _take_over(self, blocks, ptr, graph):
         edge_ids = blocks._edge_ids
         self._set(blocks.indptr, blocks.indices, blocks.n_src, edge_ids, blocks.nodes, blocks.edges)
-        self.ptr = ptr
-        self.graph = _attributes("graph", graph, self.n_graphs)
+        self._keep(ptr=frozen(ptr))
+        self._keep(graph=_attributes("graph", graph, self.n_graphs))
 
     @classmethod
     def _of(cls, blocks, ptr, graph):
@@ -197,13 +200,13 @@ class Batch(Graph):
     def graph_ids(self) -> Any:
         """Graph of each node; int64, shape (n_nodes,)."""
         xp = _device.namespace(self.ptr)
-        return xp.searchsorted(self.ptr, iota(self, self.n_nodes), side="right") - 1
+        return frozen(xp.searchsorted(self.ptr, iota(self, self.n_nodes), side="right") - 1)
 
     @cached_property
     def edge_ptr(self) -> Any:
         """Where the stored edges of each graph begin; int64, shape (n_graphs + 1,)."""
         xp = _device.namespace(self.ptr)
-        return xp.take(self.indptr, self.ptr)
+        return frozen(xp.take(self.indptr, self.ptr))
 
     @cached_property
     def _bounds(self):

@@ -51,7 +51,9 @@ class Graph:
     """A directed graph, which may have several edges between two nodes.
 
     Make one with :meth:`from_edges` or one of the ``from_...`` functions. Graphs do not change:
-    methods that seem to change one give another.
+    methods that seem to change one give another, attributes cannot be set, and the arrays that hold
+    the edges in the host's memory are read-only. Arrays that a graph was given without a copy must
+    not be changed either.
 
     Parameters
     ----------
@@ -93,6 +95,12 @@ class Graph:
     array([100., 101.,   0.,   0.])
     """
 
+    indptr: Any
+    indices: Any
+    n_src: int
+    n_dst: int
+    nodes: Mapping[str, Any]
+    edges: Mapping[str, Any]
     mask: Any = None  # factors of messages, of a graph that is explained
 
     def __init__(
@@ -123,18 +131,30 @@ class Graph:
         )
 
     def _set(self, indptr, indices, n_src, edge_ids, nodes, edges):
-        self.indptr, self.indices = indptr, indices
-        self.n_src, self.n_dst = n_src, indptr.shape[0] - 1
-        self._edge_ids = edge_ids
+        self._keep(indptr=frozen(indptr), indices=frozen(indices), n_src=n_src)
+        self._keep(n_dst=indptr.shape[0] - 1)
+        self._edge_ids = frozen(edge_ids)
         self._kept: dict = {}
         self._nested = False
-        self.edges = _attributes("edges", edges, self.n_edges)
+        self._keep(edges=_attributes("edges", edges, self.n_edges))
         if nodes and not self.is_square:
             raise ValueError(
                 "nodes of a bipartite graph are of two kinds: keep their arrays beside it, got "
                 f"{', '.join(nodes)}"
             )
-        self.nodes = _attributes("nodes", nodes, self.n_dst)
+        self._keep(nodes=_attributes("nodes", nodes, self.n_dst))
+
+    def _keep(self, **attributes):
+        """Set what cannot be set from outside."""
+        self.__dict__.update(attributes)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(f"graphs do not change, got {name!r} to set: make another graph")
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"graphs do not change, got {name!r} to delete: make another graph")
 
     @classmethod
     def _made(cls, indptr, indices, n_src, edge_ids, nodes=None, edges=None, nested=False):
@@ -258,7 +278,7 @@ class Graph:
         """Number of each stored edge; int64, shape (n_edges,)."""
         if self._edge_ids is None:
             xp = _device.namespace(self.indices)
-            return _like(self, xp.arange, self.n_edges, dtype=xp.int64)
+            return frozen(_like(self, xp.arange, self.n_edges, dtype=xp.int64))
         return self._edge_ids
 
     @property
@@ -270,24 +290,24 @@ class Graph:
     def wide_indices(self) -> Any:
         """Source of each stored edge as int64."""
         xp = _device.namespace(self.indices)
-        return xp.astype(self.indices, xp.int64, copy=False)
+        return frozen(xp.astype(self.indices, xp.int64, copy=False))
 
     @cached_property
     def _rows(self) -> Any:
         """Destination of each stored edge; int64, shape (n_edges,)."""
         xp = _device.namespace(self.indptr)
         stored = _like(self, xp.arange, self.n_edges, dtype=xp.int64)
-        return xp.searchsorted(self.indptr, stored, side="right") - 1
+        return frozen(xp.searchsorted(self.indptr, stored, side="right") - 1)
 
     @cached_property
     def src(self) -> Any:
         """Source of each edge; int64, shape (n_edges,), in the order of their numbers."""
-        return self._by_number(self.wide_indices)
+        return frozen(self._by_number(self.wide_indices))
 
     @cached_property
     def dst(self) -> Any:
         """Destination of each edge; int64, shape (n_edges,), in the order of their numbers."""
-        return self._by_number(self._rows)
+        return frozen(self._by_number(self._rows))
 
     def _by_number(self, stored):
         return stored if self._edge_ids is None else _by_number(stored, self)
@@ -330,7 +350,7 @@ class Graph:
     @cached_property
     def in_degrees(self) -> Any:
         """Edges that end at each destination; int64, shape (n_dst,)."""
-        return self.indptr[1:] - self.indptr[:-1]
+        return frozen(self.indptr[1:] - self.indptr[:-1])
 
     @cached_property
     def out_degrees(self) -> Any:
@@ -431,6 +451,15 @@ def _sizes(n_nodes, n_src, n_dst):
     if n_src is None or n_dst is None:
         raise ValueError("n_nodes must be given, or n_src and n_dst for a bipartite graph")
     return _count("n_nodes" if n_nodes is not None else "n_src", n_src), _count("n_dst", n_dst)
+
+
+def frozen(x: Any) -> Any:
+    """Give an array of NumPy's as one that cannot be written to; others as they are."""
+    if not isinstance(x, np.ndarray) or not x.flags.writeable:
+        return x
+    x = x.view()
+    x.flags.writeable = False
+    return x
 
 
 def plain(x: Any) -> Any:

@@ -22,7 +22,6 @@ from rtxarr.ops import dropout, leaky_relu, reshape, sum, take
 class MaskedGraph(Graph):
     """A graph with a factor for the message of each edge; shares what is kept with the other."""
 
-    mask: Any
     _base: Graph
 
     @classmethod
@@ -30,7 +29,8 @@ class MaskedGraph(Graph):
         """Give a graph factors: an array or Tensor of shape (n_edges,), by number."""
         self = cls.__new__(cls)
         self.__dict__.update(base.__dict__)
-        self._base, self.mask = base, mask
+        self._base = base
+        self._keep(mask=mask)
         return self
 
     @property

@@ -182,6 +182,32 @@ def test_gradients_of_the_sum(device):
     assert graph.to_device(device) is graph
 
 
+def test_graphs_do_not_change(random):
+    graph = random(5, 9)
+    batch = geom.Batch.from_graphs([graph, graph])
+    for name in ("n_src", "n_nodes", "indptr", "edges", "src", "other"):
+        with pytest.raises(AttributeError):
+            setattr(graph, name, 7)
+    with pytest.raises(AttributeError, match="graphs do not change, got 'ptr' to set"):
+        batch.ptr = np.array([0, 10])
+    with pytest.raises(AttributeError, match="graphs do not change, got 'indices' to delete"):
+        del graph.indices
+    for one in (
+        graph,
+        graph.T,
+        batch,
+        geom.to_undirected(graph),
+        geom.Graph(graph.indptr, graph.indices),
+    ):
+        names = ("indptr", "indices", "edge_ids", "src", "dst", "in_degrees", "out_degrees")
+        for x in [getattr(one, name) for name in names] + [batch.ptr, batch.graph_ids]:
+            with pytest.raises(ValueError, match="read-only"):
+                x[0] = 1
+    own = np.array([0, 1, 1])
+    assert np.shares_memory(geom.Graph(own, np.array([0], np.int32), n_src=1).indptr, own)
+    own[1] = 1  # the caller's array stays the caller's
+
+
 @pytest.mark.gpu
 def test_moving_to_a_gpu():
     graph = geom.Graph.from_edges(
