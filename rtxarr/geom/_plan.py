@@ -408,16 +408,25 @@ _CPU = {
     "collect": "sparse product (SciPy)",
     "weighted_sum": "sparse product (SciPy)",
     "gather_extremum": "rows side by side (NumPy)",
+    "gather_product": "runs of destinations",
+    "gather_ranked": "runs of destinations",
 }
 _GPU = {
     "gather_sum": "rows by their degrees",
     "gather_mean": "rows by their degrees",
     "gather_extremum": "rows by their degrees",
     "gather_var": "rows by their degrees, twice",
+    "gather_product": "products of segments",
+    "gather_ranked": "ranks in segments",
+    "share_sum": "rows by their degrees",
+    "matched_sum": "rows by their degrees",
+    "difference_sum": "rows by their degrees",
+    "tie_share": "rows by their degrees",
     "collect": "segment",
     "spread": "array functions",
     "numbered": "array functions",
     "weighted_sum": "rows by their degrees",
+    "biased_sum": "rows by their degrees",
 }
 
 

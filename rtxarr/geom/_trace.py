@@ -300,7 +300,7 @@ class _Meter:
         width = max(held.width for held in step.arrays)
         n_edges = max(n for n, rows in self._sizes.values() if rows == "edges")
         extra = 0
-        if not self._on_host and step.name in (*WITH_MESSAGES, *_PLAIN):
+        if not self._on_host and step.name in (*WITH_MESSAGES, *_PLAIN, *_KERNELS):
             return 0  # a kernel needs nothing but its results
         if step.name in ATTENTION:
             extra += (_HELD - 1) * step.outputs[1].nbytes
@@ -349,6 +349,7 @@ WITH_MESSAGES = {
     "difference_sum": 3,
 }
 IN_SCIPY = {"gather_sum", "gather_mean", "gather_var", "collect", "weighted_sum", *ATTENTION}
+_KERNELS = {"gather_product", "gather_ranked", "share_sum", "tie_share", "weighted_sum"}
 _PLAIN = {"gather_sum", "gather_mean", "gather_extremum", "collect", "spread", "numbered"}
 
 

@@ -263,3 +263,33 @@ def test_a_plan_keeps_nothing_alive(graph):
     with pytest.raises(KeyError):
         geom.plan(graph, lambda graph, x: {}[rx.sum(rx.exp(x))], F)
     assert alive() == before
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)], ids=["cpu", "gpu"]
+)
+@pytest.mark.parametrize(
+    ("op", "names"),
+    [
+        ("mul", {"cpu": "runs of destinations", "cuda:0": "products of segments"}),
+        ("median", {"cpu": "runs of destinations", "cuda:0": "ranks in segments"}),
+        ("max", {"cpu": "rows side by side (NumPy)", "cuda:0": "rows by their degrees"}),
+        ("var", {"cpu": "chunks of edges", "cuda:0": "rows by their degrees, twice"}),
+    ],
+)
+def test_kernels_have_their_names(graph, op, names, device):
+    steps = geom.plan(graph.to_device(device), op, F, backward=op != "mul").steps
+    assert steps[0].kernel == names[device]
+    if device != "cpu":
+        assert "array functions" not in {step.kernel for step in steps}
+        assert geom.plan(graph.to_device(device), "mean", F, backward=True).steps[1].kernel == (
+            "rows by their degrees"
+        )
+
+
+@pytest.mark.parametrize("op", ["mul", "median", "max", "mean", "var"])
+def test_a_gpu_runs_no_array_functions_for_operations_with_kernels(graph, op, monkeypatch):
+    steps = geom.plan(graph, op, F, backward=True).steps
+    monkeypatch.setattr(_plan._device, "is_device_array", lambda x: True)
+    own = [step.name for step in steps if step.name not in ("messages", "others")]
+    assert "array functions" not in {_plan._kernel(name, graph) for name in own}
