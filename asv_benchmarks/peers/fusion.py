@@ -371,14 +371,30 @@ def compile_all(ccs):
     return found
 
 
+def explain_all(path):
+    """Write the explanations of all cases, and of the calls they are for, to a file."""
+    with open(path, "w") as file:
+        for name, (function, shapes, _) in CASES.items():
+            for mode in ("strict", "fast"):
+                fused = ours(function, mode)
+                arrays = [rx.ones(shape, dtype="float32", device="cuda") for shape in shapes]
+                fused(*arrays)
+                profile = fused.profile(*arrays)
+                file.write(f"{name}, {mode}\n\n{fused.explain()}\n\n{profile}\n\n\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--shapes", type=int, default=200)
     parser.add_argument("--dry", action="store_true", help="only build and compile the kernels")
     parser.add_argument("--sweep", action="store_true", help="only try the generator's choices")
+    parser.add_argument("--explain", help="write what each fused function does to this file")
     parser.add_argument("--json", help="also write the figures to this file")
     options = parser.parse_args()
+    if options.explain:
+        explain_all(options.explain)
+        return
     if options.dry:
         report = {"compiled": compile_all([(8, 0), (9, 0), (10, 0)])}
         for batch, factor in ((1, 2), (4, 0.5)):
