@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rtxarr.polygraph import _cpu_memory
 from rtxarr.polygraph._cpu_start import FIXED, starter
+from rtxarr.polygraph._ir import Graph, Node
 from rtxarr.polygraph._loops import Loops
+from rtxarr.polygraph._passes import sums_in_parts
 from rtxarr.polygraph.codegen import _cpu, _llvm, _ufuncs
 from rtxarr.polygraph.codegen._cpu_text import Writer
 
@@ -31,6 +33,10 @@ class CpuBackend:
     def fuses(self, op: str, dtype: Any) -> bool:
         """Tell whether a map, cast or reduction of values of ``dtype`` can be in a kernel."""
         return _llvm.is_available() and _cpu.fuses(op, np.dtype(dtype))
+
+    def rewrite(self, graph: Graph, strides: Mapping[Node, tuple]) -> tuple[Graph, list[str]]:
+        """Return a graph to run in a graph's place, and what is different about it."""
+        return graph if self.mode == "fast" else sums_in_parts(graph), []
 
     def scan_refusal(self, scans: Any, rows: int, cols: int) -> str:
         """Return why a kernel cannot contain scans, (operation, dtype), of such rows, or ""."""

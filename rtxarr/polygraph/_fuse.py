@@ -78,8 +78,10 @@ def fuse(
     in that one run alone. Indices in arrays are not checked.
 
     Where a Tensor among the arguments, or one that ``f`` finds, needs a gradient, the function is
-    one operation on the tape. Its backward pass is traced and fused too, and gives the bits that
-    the tape gives for ``f`` wherever the forward pass does; so do higher derivatives.
+    one operation on the tape. Its backward pass is traced and fused too. In mode "strict" on NumPy
+    arrays it gives the bits that the tape gives for ``f``, and so do second derivatives, with two
+    exceptions: sums over the edges of graphs may be in another order, and where an array is used
+    more than once, what its gradient gets from within ``f`` is added up before the rest.
 
     Examples
     --------

@@ -41,6 +41,27 @@ def simplify(graph: Graph) -> Graph:
     )
 
 
+def sums_in_parts(graph: Graph) -> Graph:
+    """Return the graph with sums over axes that others stand between in NumPy's order.
+
+    It adds up the last axes by themselves, and these sums one after the other.
+    """
+
+    def parts(node: Node, sources: list[Node]) -> Node:
+        node = node if (*sources,) == node.src else rebuilt(node, sources)
+        if node.op != "sum" or node.dtype.kind not in "fc":
+            return node
+        (x,), (axes,) = node.src, node.attrs
+        kept = [i for i, n in enumerate(x.shape) if n > 1 and i not in axes]
+        last = [i for i in axes if i > max(kept, default=-1)]
+        first = axes[: len(axes) - len(last)]
+        if all(x.shape[i] == 1 for i in last) or all(x.shape[i] == 1 for i in first):
+            return node
+        return ir.reduce_node("sum", ir.reduce_node("sum", x, last), first)
+
+    return graph.rewritten(parts)
+
+
 def rebuilt(node: Node, sources: list[Node]) -> Node:
     """Return a node on other sources, by the function that makes views canonical."""
     if node.op == "reshape":

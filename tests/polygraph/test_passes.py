@@ -1,11 +1,14 @@
 """Rewrites: what they make of a graph, and that no bit of the result changes."""
 
+import itertools
+
 import numpy as np
 import pytest
 
+import rtxarr as rx
 from rtxarr.polygraph import _interpret
 from rtxarr.polygraph import _ir as ir
-from rtxarr.polygraph._passes import simplify
+from rtxarr.polygraph._passes import simplify, sums_in_parts
 
 from .random_graphs import Maker
 
@@ -115,3 +118,25 @@ def test_random_graphs_keep_their_bits(seed, dtype):
         assert a.dtype == b.dtype
         assert a.shape == b.shape
         assert a.tobytes() == b.tobytes()
+
+
+SHAPES = [(2, 4, 6), (3, 4, 300), (5, 3, 4, 7), (9, 3, 1, 40), (2, 1, 300), (130, 2, 140)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
+def test_sums_over_any_axes_have_numpys_bits(shape, dtype):
+    x = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    for n in range(1, len(shape) + 1):
+        for axes in itertools.combinations(range(len(shape)), n):
+            fused = rx.fuse(lambda x: rx.sum(x * 3, axis=axes))  # noqa: B023
+            np.testing.assert_array_equal(fused(x), np.sum(x * 3, axis=axes))
+
+
+def test_only_sums_that_round_are_taken_apart():
+    for dtype in ("int64", "float32"):
+        x = ir.input_node(0, dtype, (2, 3, 4))
+        for op in ("sum", "max"):
+            graph = ir.Graph([x], [ir.reduce_node(op, x, (0, 2))])
+            ops = [n.op for n in sums_in_parts(graph).nodes()]
+            assert ops.count(op) == 1 + (dtype == "float32" and op == "sum")
