@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 
 import rtxarr as rx
+from rtxarr._device import to_device
 from rtxarr.autograd._tree import flatten
 from rtxarr.testing import assert_close
 
@@ -30,6 +31,7 @@ def assert_same(got, want, *, exact=True):
         assert type(a) is type(b), (type(a), type(b))
         assert a.dtype == b.dtype
         assert a.shape == b.shape
+        a, b = (to_device(x, "cpu") for x in (a, b))
         if exact:
             np.testing.assert_array_equal(a, b)
             if b.dtype.kind == "f":

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
+from rtxarr._device import is_array
 from rtxarr.autograd._engine import gradients
+from rtxarr.autograd._op import OPS
 from rtxarr.autograd._tree import flatten
 from rtxarr.dtypes import is_complex, is_inexact
 
@@ -38,10 +40,9 @@ OTHER_PRODUCTS = {("slogdet", 2)}
 EAGER = {("getitem", 6), ("index_update", 1), ("repeat", 2), ("spmm", 0), ("spmm", 1)}
 
 
-def of(name, number):
+def of(function, args):
     """Give the function of a case's arguments that may have gradients, and these."""
-    function, args = CASES[name][number]
-    varies = [isinstance(x, np.ndarray) and is_inexact(x.dtype) for x in args]
+    varies = [is_array(x) and is_inexact(x.dtype) for x in args]
 
     def with_fixed(*given):
         given = iter(given)
@@ -57,7 +58,7 @@ def weighted_sum(out):
         if isinstance(x, rx.Tensor) and x.requires_grad:
             weights = np.cos(np.arange(x.size) + i).reshape(x.shape)
             x = rx.real(x) + 2 * rx.imag(x) if is_complex(x.dtype) else x
-            total = total + rx.sum(x * weights)
+            total = total + rx.sum(x * rx.asarray(weights, device=x.device))
     return total
 
 
@@ -83,7 +84,7 @@ def raw(x):
 @pytest.mark.parametrize("backend", BACKENDS, ids=["interpreter", "kernels"])
 @pytest.mark.parametrize(("name", "number"), IDS)
 def test_values_and_gradients(name, number, backend):
-    function, args = of(name, number)
+    function, args = of(*CASES[name][number])
     fused = rx.fuse(function, backend=backend)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(divide by zero|invalid value|overflow|underflow)")
@@ -96,3 +97,25 @@ def test_values_and_gradients(name, number, backend):
         exact = exact and not (order == 2 and (name, number) in OTHER_PRODUCTS)
         assert_same(list(a), list(b), exact=exact)
     assert fused.n_eager == ((name, number) in EAGER)
+
+
+def is_map(name, args):
+    """Tell whether a case is an elementwise operation on arrays of one shape: nothing is added."""
+    op = OPS[name]
+    return op.elementwise and len({np.shape(x) for x in args}) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "number"), IDS)
+def test_values_and_gradients_on_gpu(name, number):
+    cupy = pytest.importorskip("cupy")
+    case, args = CASES[name][number]
+    on_gpu = [cupy.asarray(x) if isinstance(x, np.ndarray) else x for x in args]
+    function, args = of(case, on_gpu)
+    fused = rx.fuse(function)
+    with warnings.catch_warnings(), rx.device("cuda:0"):
+        warnings.filterwarnings("ignore", ".*is not fused")
+        want = value_and_gradients(function, args)
+        got = value_and_gradients(fused, args)
+    for a, b in zip(got, want, strict=True):
+        assert_same(list(a), list(b), exact=is_map(name, args))
