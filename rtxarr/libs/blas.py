@@ -734,7 +734,7 @@ def _stacked_fp8(library, stack, a, b, scales, options):
                 raise
     if n_pairs > MAX_LAUNCHES:
         raise Unsupported(f"more than {MAX_LAUNCHES} fp8 products with a scale a row")
-    out = library.array(shape, dtype)
+    out = library.empty(shape, dtype)
     for index in np.ndindex(*stack):
         pair, own = ([_matrix_of(x, index) for x in xs] for xs in ((a, b), scales))
         _run_fp8(library, *pair, own, options, out[index])
