@@ -7,10 +7,18 @@ from typing import Any
 import numpy as np
 
 from rtxarr._checks import check_range
-from rtxarr._device import namespace, runs_kernels
+from rtxarr._device import _SIMULATING, empty, launch_planned, namespace, nothing, runs_kernels
 from rtxarr._override import overridable
 from rtxarr.dtypes import accumulator
-from rtxarr.kernels.segment import check_index, check_operation, reduce_masked, segment_reduce
+from rtxarr.kernels.segment import (
+    can_be_wide,
+    check_index,
+    check_operation,
+    reduce_masked,
+    row_block,
+    row_by_row,
+    segment_reduce,
+)
 from rtxarr.kernels.sort import group_rows
 
 __all__ = ["scatter_reduce"]
@@ -18,6 +26,8 @@ __all__ = ["scatter_reduce"]
 # Rows that one group of threads adds up alone: few, as a common word's rows are read from all over
 # memory.
 _CHUNK = 64
+# Blocks that fill the result, and the one that sorts meanwhile.
+_BLOCKS = 3 if _SIMULATING else 529
 
 
 @overridable
@@ -60,12 +70,67 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
         rows = xp.arange(n_rows, dtype=index.dtype)
         return reduce_masked(xp, op, values, index == rows[:, None])
     if runs_kernels(index) and 0 not in (n_rows, *values.shape):
+        if sort := _sort_of(index.shape[0], n_rows):
+            return _sort_and_sum(op, index, values, n_rows, sort)
         order, indptr = group_rows(index, n_rows)
         return segment_reduce(op, values, indptr, indices=order, chunk=_CHUNK)
     order = xp.argsort(index, stable=True)
     rows = xp.arange(n_rows + 1, dtype=index.dtype)
     indptr = xp.astype(xp.searchsorted(index[order], rows), xp.int64, copy=False)
     return segment_reduce(op, values, indptr, indices=order)
+
+
+def _sort_of(n: int, n_rows: int) -> tuple[int, int] | None:
+    """Give the threads of the block that sorts, and entries of each; None if they are too many.
+
+    A row and an entry share a word of 32 bits.
+    """
+    from rtxarr.kernels._scatter_cuda import SORTS
+
+    for threads, each in SORTS:
+        most = threads * each
+        if n <= most and n_rows.bit_length() + (most - 1).bit_length() <= 32:
+            return threads, each
+    return None
+
+
+def _sort_and_sum(op: str, index: Any, values: Any, n_rows: int, sort: tuple) -> Any:
+    from rtxarr.kernels._scatter_cuda import AT_ONCE, DIGIT_BITS, scratch_part
+
+    n, n_features = values.shape
+    flat = row_by_row(values)
+    scalar = accumulator(values.dtype)
+    out = empty(flat, (n_rows, n_features), values.dtype)
+    wide = can_be_wide(flat, n_features)
+    width = {2: 8, 4: 4}[values.dtype.itemsize] if wide else 1
+    n_slots = 2 * (n // _CHUNK)
+    n_counters = n_slots * (n_features // width)
+    scratch = empty(flat, (4 * scratch_part(n) + n_counters,), np.dtype(np.int32))
+    partial = empty(flat, (n_slots * n_features,), scalar) if n_slots else nothing(flat, scalar)
+    given = op, values.dtype, wide, _CHUNK
+    n_passes = -(-n_rows.bit_length() // DIGIT_BITS)
+    arguments: tuple[Any, ...] = index, out, scratch, n_counters, n_rows, n_passes
+    launch_planned(_fill_and_sort, (*given, *sort), arguments)
+    block = row_block(n_features, width)
+    n_blocks = -(-n // (min(AT_ONCE, _CHUNK) * block[1]))
+    arguments = flat, scratch, partial, out, n, n_features, n_rows
+    launch_planned(_add_up, (*given, n_blocks, block), arguments)
+    return out
+
+
+def _fill_and_sort(options, args):
+    """Choose the kernel of the first launch, the blocks and the block."""
+    from rtxarr.kernels._scatter_cuda import fill_and_sort
+
+    return fill_and_sort(*options), _BLOCKS, options[-2]
+
+
+def _add_up(options, args):
+    """Choose the kernel of the second launch, the blocks and the block."""
+    from rtxarr.kernels._scatter_cuda import add_up
+
+    *given, n_blocks, block = options
+    return add_up(*given), n_blocks, block
 
 
 def _sum_host(index: np.ndarray, values: np.ndarray, n_rows: int) -> np.ndarray:

@@ -319,6 +319,23 @@ def rank_cases():
                 yield f"{title}-{name}-{gathered}", kernel, signature
 
 
+def scatter_cases():
+    from rtxarr.kernels._scatter_cuda import SORTS, add_up, fill_and_sort
+
+    scratch, numbers = ("int32", 1, "C"), ("int64",) * 4
+    variants = [("sum", "float32", True), ("sum", "bfloat16", True), ("sum", "float64", False)]
+    variants += [("mean", "float16", True), ("max", "bfloat16", False)]
+    for op, name, wide in variants:
+        values = (name, 1, "C")
+        partial = ("float32" if name in ("float16", "bfloat16") else name, 1, "C")
+        title, of = f"{op}-{name}{'-wide' * wide}", (op, dtype_of(name), wide, 64)
+        index = ("int32" if op == "mean" else "int64", 1, "C")
+        for sort in SORTS if op == "sum" and name == "float32" else SORTS[-1:]:
+            signature = (index, values, scratch, *numbers[1:])
+            yield f"fill-and-sort-{title}-{sort}", fill_and_sort(*of, *sort), signature
+        yield f"add-up-{title}", add_up(*of), (values, scratch, partial, values, *numbers[1:])
+
+
 def sort_cases():
     from rtxarr.kernels._sort_cuda import bounds, by_rank, radix
 
@@ -751,6 +768,7 @@ CASES = {
     "_rotary_cuda": rotary_cases,
     "_sampling_cuda": sampling_cases,
     "_scan_cuda": scan_cases,
+    "_scatter_cuda": scatter_cases,
     "_segment_cuda": segment_cases,
     "_selection_cuda": selection_cases,
     "_small_cuda": small_cases,

@@ -1,0 +1,368 @@
+"""GPU kernels that combine rows by their index: a sort beside a fill, then sums over it.
+
+The first launch fills the result; one block of it sorts the entries by row in shared memory
+meanwhile. The second adds up runs of sorted entries. A row's entries are cut into *units* of
+``chunk``, counted from its first; the sums of a row with several units are added up by the thread
+that ends the last of them, in the order of ``_segment_cuda``.
+
+``scratch`` holds, in parts of ``scratch_part(n)``: a mark for each place in the order (its entry,
+and whether a unit begins or ends there), the row, where the row begins, at those places where it
+ends, and counters of the units that have ended.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from rtxarr._device import _SIMULATING, cuda
+from rtxarr.kernels._rows import bounded, window
+from rtxarr.kernels._segment_cuda import JOIN_BLOCK, OPERATIONS, _divide, _keep, first_slot
+from rtxarr.kernels._vector import access, by_offset, each, lift, packed
+from rtxarr.kernels.segment import identity
+
+# Blocks that sort: threads, and entries that each takes. A digit has so many bits that each of its
+# values finds a thread.
+SORTS = ((8, 2), (4, 8)) if _SIMULATING else ((1024, 2), (1024, 8))
+_LANES, DIGIT_BITS = (4, 2) if _SIMULATING else (32, 8)
+# Rows whose loads a thread has under way together, and threads that add up.
+AT_ONCE, SUM_THREADS = (2, 8) if _SIMULATING else (8, 256)
+_AHEAD = 4 * AT_ONCE  # marks that are read beyond the last
+_BEGINS, _ENDS, _LONG = 1 << 28, 1 << 29, 1 << 30
+_ENTRY = _BEGINS - 1
+_U = np.uint32
+
+
+def scratch_part(n_entries: int) -> int:
+    """Give the size of a part of ``scratch``."""
+    return n_entries + _AHEAD
+
+
+if _SIMULATING:  # which has no warps
+
+    def _ballot(shared, flag):
+        t = cuda.threadIdx.x
+        shared[t] = flag
+        cuda.syncthreads()
+        first = t // _LANES * _LANES
+        mask = sum(int(shared[first + i]) << i for i in range(_LANES))
+        cuda.syncthreads()
+        return mask
+
+    def _meet():
+        cuda.syncthreads()
+
+else:
+
+    @cuda.jit(device=True)
+    def _ballot(shared, flag):
+        """Return a word with a bit for each thread of the warp."""
+        return _U(cuda.ballot_sync(0xFFFFFFFF, flag))
+
+    @cuda.jit(device=True)
+    def _meet():
+        """Wait for the threads of the warp."""
+        cuda.syncwarp()
+
+
+@cuda.jit(device=True)
+def _highest(mask):
+    return _U(_U(31) - _U(cuda.clz(mask)))
+
+
+@functools.cache
+def fill_and_sort(op: str, dtype: np.dtype, wide: bool, chunk: int, threads: int, per_thread: int):
+    """Return the kernel ``(index, out, scratch, n_counters, n_rows, n_passes)``.
+
+    It sorts up to ``threads * per_thread`` entries, by a digit of ``DIGIT_BITS`` in each pass.
+    """
+    width, scalar, _, store, _ = access(dtype, wide=wide)
+    nothing = (scalar(identity(op, dtype)),) * width
+    n_digits, most = 1 << DIGIT_BITS, threads * per_thread
+    warps = threads // _LANES
+    entry_bits = (most - 1).bit_length()
+    every = (1 << 32) - 1
+    size, n_some = max(most, warps * n_digits), min(8, warps)
+
+    @cuda.jit(device=True)
+    def digit_of(word, shift):
+        return _U(_U(word >> _U(shift)) & _U(n_digits - 1))
+
+    @cuda.jit(device=True)
+    def same_digit(votes, digit):
+        """Return a word with a bit for each thread of the warp that has this digit."""
+        same = _U((1 << _LANES) - 1)
+        for i in range(DIGIT_BITS):
+            flag = _U(digit & _U(1 << i)) != _U(0)
+            others = _U(_ballot(votes, flag))
+            same = _U(same & (others if flag else _U(others ^ _U(every))))
+        return same
+
+    @cuda.jit(device=True)
+    def sort(index, scratch, n_rows, n_passes):
+        # First the counts of each warp and digit, then entries that change places.
+        shared = cuda.shared.array(size, _U)
+        sums = cuda.shared.array(threads, _U)
+        lasts = cuda.shared.array(warps, np.int32)
+        words, places = cuda.local.array(per_thread, _U), cuda.local.array(per_thread, _U)
+        t, n = cuda.threadIdx.x, index.size
+        warp, lane = t // _LANES, t % _LANES
+        first = _U(warp * _LANES * per_thread + lane)
+        up_to_here = _U(_U(every) >> _U(31 - lane))
+        below = _U(up_to_here >> _U(1))
+        counts_of_warp = _U(warp * n_digits)
+        some = cuda.local.array(n_some, _U)
+        if lane == 0:
+            lasts[warp] = np.int32(-1)
+        for k in range(per_thread):
+            # What is not there comes last.
+            i, word = np.int64(first + _U(k * _LANES)), np.int64(every)
+            if i < n:
+                row = np.int64(index[i])
+                row = row if row >= 0 and row < n_rows else np.int64(n_rows)
+                word = row << entry_bits | i
+            words[k] = _U(word)
+
+        for digit_number in range(n_passes):
+            shift = entry_bits + digit_number * DIGIT_BITS
+            for j in range(t, warps * n_digits, threads):
+                shared[j] = _U(0)
+            cuda.syncthreads()  # all counts are zero
+            for k in range(per_thread):
+                digit = digit_of(words[k], shift)
+                same = same_digit(sums, digit)
+                before, at = _U(cuda.popc(_U(same & below))), _U(counts_of_warp + digit)
+                seen = shared[at]
+                _meet()  # all have read
+                if before == _U(0):
+                    shared[at] = _U(seen + _U(cuda.popc(same)))
+                _meet()  # the first of each digit have written
+                places[k] = _U(seen + before)
+            cuda.syncthreads()  # all counts are in place
+            total = _U(0)
+            if t < n_digits:
+                for other in range(warps):
+                    total = _U(total + shared[other * n_digits + t])
+                sums[t] = total
+            cuda.syncthreads()  # the counts of all digits are in place
+            step = 1
+            while step < n_digits:
+                lower = sums[t - step] if t >= step and t < n_digits else _U(0)
+                cuda.syncthreads()  # all have read them
+                if t < n_digits:
+                    sums[t] = _U(sums[t] + lower)
+                cuda.syncthreads()  # the longer sums are in place
+                step *= 2
+            if t < n_digits:
+                begins = _U(sums[t] - total)
+                for other in range(0, warps, n_some):
+                    for k in range(n_some):
+                        some[k] = shared[(other + k) * n_digits + t]
+                    for k in range(n_some):
+                        shared[(other + k) * n_digits + t] = begins
+                        begins = _U(begins + some[k])
+            cuda.syncthreads()  # where those of each warp and digit begin is in place
+            for k in range(per_thread):
+                begins = shared[_U(counts_of_warp + digit_of(words[k], shift))]
+                places[k] = _U(places[k] + begins)
+            cuda.syncthreads()  # all have read what is overwritten
+            for k in range(per_thread):
+                shared[places[k]] = words[k]
+            cuda.syncthreads()  # all are in their places
+            for k in range(per_thread):
+                words[k] = shared[_U(first + _U(k * _LANES))]
+            cuda.syncthreads()  # all have read them before counts overwrite them
+
+        # In 32 bits and without signs, which takes a fraction of the instructions.
+        m, n_here, end = _U(scratch_at(n)), _U(n), _U(n - 1)
+        # Whether a place is its row's first, and its last: a bit for each k.
+        are_first, are_last = _U(0), _U(0)
+        for k in range(per_thread):
+            place, row = _U(first + _U(k * _LANES)), _U(words[k] >> _U(entry_bits))
+            if place < n_here:
+                scratch[_U(m + place)] = np.int32(row)
+                if place == _U(0) or _U(shared[_U(place - _U(1))] >> _U(entry_bits)) != row:
+                    are_first = _U(are_first | _U(1 << k))
+                if place == end or _U(shared[_U(place + _U(1))] >> _U(entry_bits)) != row:
+                    are_last = _U(are_last | _U(1 << k))
+        if are_first != _U(0):
+            last = _U(first + _highest(are_first) * _U(_LANES))
+            cuda.atomic.max(lasts, warp, np.int32(last))  # of integers: in any order
+        cuda.syncthreads()  # where the last row of each warp begins is in place
+        begun = _U(0)
+        for other in range(warp):
+            begun = _U(lasts[other]) if lasts[other] >= 0 else begun
+        for k in range(per_thread):
+            place, flag = _U(first + _U(k * _LANES)), _U(are_first & _U(1 << k)) != _U(0)
+            heads, base = _U(_ballot(sums, flag)), _U(place - _U(lane))
+            to_here, before = _U(heads & up_to_here), _U(heads & below)
+            start = _U(base + _highest(to_here)) if to_here != _U(0) else begun
+            if place < n_here:
+                ends, nth = _U(are_last & _U(1 << k)) != _U(0), _U(place - start)
+                of_unit = _U(nth % _U(chunk))
+                full = of_unit == _U(chunk - 1)
+                mark = _U(words[k] & _U((1 << entry_bits) - 1))
+                mark = _U(mark | (_U(_BEGINS) if of_unit == _U(0) else _U(0)))
+                mark = _U(mark | (_U(_ENDS) if full or ends else _U(0)))
+                is_long = nth >= _U(chunk) or (full and not ends)
+                mark = _U(mark | (_U(_LONG) if is_long else _U(0)))
+                scratch[place] = np.int32(mark)
+                scratch[_U(m + m + place)] = np.int32(start)
+                if flag and place > _U(0):
+                    earlier = _U(base + _highest(before)) if before != _U(0) else begun
+                    scratch[_U(m + m + m + earlier)] = np.int32(place)
+                if place == end:
+                    scratch[_U(m + m + m + start)] = np.int32(n)
+            begun = _U(base + _highest(heads)) if heads != _U(0) else begun
+        for i in range(n + t, np.int64(m), threads):
+            scratch[i] = np.int32(0)
+
+    @bounded(threads)
+    def kernel(index, out, scratch, n_counters, n_rows, n_passes):
+        if cuda.blockIdx.x == 0:
+            sort(index, scratch, n_rows, n_passes)
+            return
+        i = (np.int64(cuda.blockIdx.x) - 1) * threads + cuda.threadIdx.x
+        step = (np.int64(cuda.gridDim.x) - 1) * threads
+        first_counter = 4 * scratch_at(index.size)
+        for j in range(i, n_counters, step):
+            scratch[first_counter + j] = np.int32(0)
+        for j in range(i * width, out.size, step * width):
+            store(out, j, nothing)
+
+    return kernel
+
+
+scratch_at = cuda.jit(device=True)(scratch_part)
+
+
+@functools.cache
+def add_up(op: str, dtype: np.dtype, wide: bool, chunk: int):
+    """Return the kernel ``(values, scratch, partial, out, n_entries, n_features, n_rows)``.
+
+    Neighbouring threads (x) take neighbouring features; y and the grid run over runs of places.
+    """
+    width, scalar, _, store, store_sums = access(dtype, wide=wide)
+    n_words, word, load, numbers = packed(dtype, wide=wide)
+    # Sums that another block has written must not come from the read-only cache.
+    sums_type = np.dtype(scalar)
+    load_sums = (by_offset(sums_type, width) if wide else access(sums_type, wide=False)).load
+    operation, combine = OPERATIONS[op], lift(OPERATIONS[op], width)
+    finish = each(_divide if op == "mean" else _keep, width, with_number=True)
+    zero = scalar(identity(op, dtype))
+    nothing, neighbours, per_word = (zero,) * width, window(width), width // n_words
+    at_once, n_parts = min(AT_ONCE, chunk), JOIN_BLOCK[1]
+    together = min(n_parts, 4 if width > 4 else 8)
+    n_marks = 2 * at_once  # in the middle of a unit
+    n_kept, n_joined = n_marks * n_words, together * width
+
+    @cuda.jit(device=True)
+    def unpack(words, k):
+        values = cuda.local.array(width, scalar)
+        for i in range(n_words):
+            found = numbers(words[k * n_words + i])
+            for j in range(per_word):
+                values[i * per_word + j] = found[j]
+        return neighbours(values, 0)
+
+    @cuda.jit(device=True)
+    def join(partial, first, count, n_features):
+        """Add up the sums of units: of every ``n_parts``-th, and then those."""
+        sums, total = cuda.local.array(n_joined, scalar), nothing
+        for part in range(0, n_parts, together):
+            for i in range(n_joined):
+                sums[i] = zero
+            for unit in range(part, count, n_parts):
+                for k in range(together):  # no branch around the loads
+                    inside = unit + k < count
+                    found = load_sums(partial, first + (unit + k if inside else unit) * n_features)
+                    for i in range(width):
+                        if inside:
+                            sums[k * width + i] = operation(sums[k * width + i], found[i])
+            for k in range(together):
+                total = combine(total, neighbours(sums, k * width))
+        return total
+
+    @bounded(SUM_THREADS)
+    def kernel(values, scratch, partial, out, n_entries, n_features, n_rows):
+        rows, marks = cuda.local.array(n_kept, word), cuda.local.array(n_marks, np.int32)
+        coming = cuda.local.array(at_once, np.int32)
+        m, pieces = scratch_at(n_entries), n_features // width
+        begin = (np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y) * at_once
+        end = min(begin + at_once, n_entries)
+        if begin >= n_entries:
+            return
+        feature = np.int64(cuda.threadIdx.x * width)
+        while feature < n_features:
+            place, since, active, total = begin, begin, False, nothing
+            for k in range(n_marks):
+                marks[k] = scratch[place + k]
+            while True:
+                flags = np.int32(0)
+                for k in range(n_marks):
+                    flags |= marks[k]
+                if active and flags < _BEGINS:  # the middle of a unit
+                    for k in range(n_marks):
+                        row = np.int64(marks[k])
+                        found = load(values, row * n_features + feature)
+                        for i in range(n_words):
+                            rows[k * n_words + i] = found[i]
+                    place += n_marks
+                    for k in range(n_marks):
+                        marks[k] = scratch[place + k]
+                    for k in range(n_marks):
+                        total = combine(total, unpack(rows, k))
+                    continue
+                needed = active
+                for k in range(at_once):
+                    needed = needed or (place + k < end and marks[k] & _BEGINS != 0)
+                if not needed:
+                    break  # what is left belongs to a unit that began before
+                for k in range(at_once):
+                    row = np.int64(marks[k] & _ENTRY)
+                    found = load(values, row * n_features + feature)
+                    for i in range(n_words):
+                        rows[k * n_words + i] = found[i]
+                for k in range(at_once):
+                    coming[k] = scratch[place + n_marks + k]
+                # Units of no more than one row with several of them end among these.
+                ended, at = np.int32(0), place
+                for k in range(at_once):
+                    here, mark = place + k, marks[k]
+                    if here < end and mark & _BEGINS != 0:
+                        active, total, since = True, nothing, here
+                    if active:
+                        total = combine(total, unpack(rows, k))
+                        if mark & _ENDS != 0:
+                            active = False
+                            if mark & _LONG != 0:
+                                start = np.int64(scratch[2 * m + here])
+                                slot = first_slot(start, chunk) + (here - start) // chunk
+                                store_sums(partial, slot * n_features + feature, total)
+                                ended, at = np.int32(ended + 1), here
+                            else:
+                                row = np.int64(scratch[m + here])
+                                if row < n_rows:
+                                    result = finish(total, scalar(here + 1 - since))
+                                    store(out, row * n_features + feature, result)
+                if ended > 0:
+                    start = np.int64(scratch[2 * m + at])
+                    n_of_row, slot = scratch[3 * m + start] - start, first_slot(start, chunk)
+                    n_units = (n_of_row + chunk - 1) // chunk
+                    cuda.threadfence()  # the sums are written before they are counted
+                    counter = 4 * m + slot * pieces + feature // width
+                    earlier = cuda.atomic.add(scratch, counter, ended)
+                    row = np.int64(scratch[m + at])
+                    if earlier + ended == n_units and row < n_rows:
+                        cuda.threadfence()  # and read after that
+                        whole = join(partial, slot * n_features + feature, n_units, n_features)
+                        result = finish(whole, scalar(n_of_row))
+                        store(out, row * n_features + feature, result)
+                for k in range(at_once):
+                    marks[k] = marks[n_marks - at_once + k]
+                    marks[n_marks - at_once + k] = coming[k]
+                place += at_once
+            feature += cuda.blockDim.x * width
+
+    return kernel

@@ -1,0 +1,94 @@
+"""Rows combined by their index in two launches, against a sort and sums over segments."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rtxarr import _device
+from rtxarr.kernels import scatter
+from rtxarr.kernels.scatter import scatter_reduce
+from rtxarr.kernels.segment import segment_reduce
+from rtxarr.kernels.sort import group_rows
+from rtxarr.testing import assert_close
+
+
+def put(x, place):
+    return x if place == "cpu" else _device.to_device(x, place)
+
+
+def bits(x):
+    return np.ascontiguousarray(_device.to_device(x, "cpu")).view(np.uint8)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """List the kernels that are started."""
+    names = []
+
+    def launch(plan, options, args):
+        names.append(plan.__name__)
+        _device.launch_planned(plan, options, args)
+
+    monkeypatch.setattr(scatter, "launch_planned", launch)
+    return names
+
+
+def indices(kind, n, n_rows):
+    rng = np.random.default_rng(n)
+    return {
+        "skewed": lambda: np.minimum(rng.zipf(1.3, n) - 1, n_rows - 1),
+        "uniform": lambda: rng.integers(0, n_rows, n),
+        "same": lambda: np.full(n, n_rows // 2),
+        "outside": lambda: rng.integers(-3, n_rows + 3, n),
+        "falling": lambda: np.arange(n)[::-1] % n_rows,
+    }[kind]()
+
+
+SMALL = [(13, 20), (17, 9), (32, 5)]
+LARGE = [(1, 1), (65, 9), (1000, 50_257), (2049, 300), (8192, 128_000)]
+
+
+@pytest.mark.parametrize("kind", ["skewed", "uniform", "same", "outside", "falling"])
+def test_bits_are_those_of_a_sort_and_segments(place, monkeypatch, launched, kind):
+    chunk = 4 if place == "cpu" else 64
+    monkeypatch.setattr(scatter, "_CHUNK", chunk)
+    types = ["float32", ml_dtypes.bfloat16, "float64"]
+    sizes = SMALL if place == "cpu" else LARGE
+    for i, (n, n_rows) in enumerate(sizes):
+        dtype, n_features = types[i % 3], (8, 16, 3)[(i + n) % 3]
+        index = put(indices(kind, n, n_rows).astype(("int64", "int32")[i % 2]), place)
+        values = np.random.default_rng(i).standard_normal((n, n_features)).astype(dtype)
+        values = put(values, place)
+        order, indptr = group_rows(index, n_rows)
+        want = segment_reduce("sum", values, indptr, indices=order, chunk=chunk)
+        got = scatter_reduce("sum", index, values, n_rows)
+        assert launched == ["_fill_and_sort", "_add_up"]
+        launched.clear()
+        assert_close(bits(got), bits(want), exact=True)
+
+
+@pytest.mark.parametrize("op", ["mean", "max", "min"])
+def test_other_operations_have_the_bits_of_segments(place, monkeypatch, op):
+    chunk = 4 if place == "cpu" else 64
+    monkeypatch.setattr(scatter, "_CHUNK", chunk)
+    n, n_rows = (30, 9) if place == "cpu" else (5000, 700)
+    index = put(indices("skewed", n, n_rows), place)
+    for dtype in ("float16", "int32") if op != "mean" else ("float16",):
+        values = np.random.default_rng(0).integers(-9, 9, (n, 8)).astype(dtype)
+        values[3 * n // 4] = values[0]
+        values = put(values, place)
+        order, indptr = group_rows(index, n_rows)
+        want = segment_reduce(op, values, indptr, indices=order, chunk=chunk)
+        assert_close(bits(scatter_reduce(op, index, values, n_rows)), bits(want), exact=True)
+
+
+def test_more_entries_than_a_block_sorts(place, launched):
+    """And rows that do not share a word of 32 bits with an entry."""
+    n, n_rows = (33, 4) if place == "cpu" else (8193, 40)
+    for index, rows in ((np.arange(n) % n_rows, n_rows), (np.arange(8) % 3, 2**31)):
+        assert scatter._sort_of(index.size, rows) is None
+    values = np.ones((n, 4), np.float32)
+    got = scatter_reduce("sum", put(np.arange(n) % n_rows, place), put(values, place), n_rows)
+    want = np.bincount(np.arange(n) % n_rows, minlength=n_rows)
+    assert_close(got, np.repeat(want[:, None], 4, 1).astype(np.float32), exact=True)
+    assert not launched
