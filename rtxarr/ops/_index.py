@@ -136,14 +136,18 @@ take.defvjps(x=_take_rule)
 
 
 @differentiable(movement=True)
-def _scatter_rows(values, indices, shape, /):
-    """Add rows of ``values`` at ``indices`` of the first axis of zeros of ``shape``."""
+def _scatter_rows(values, indices, shape, /, *, from_end=True):
+    """Add rows of ``values`` at ``indices`` of the first axis of zeros of ``shape``.
+
+    ``from_end``: negative indices count from the end.
+    """
     from rtxarr.ops._segment import scatter_add_rows
 
     xp = namespace(values)
     indices = xp.reshape(indices, (-1,))
     rows = xp.reshape(values, (indices.shape[0], math.prod(shape[1:])))
-    indices = xp.where(indices < 0, indices + shape[0], indices)
+    if from_end:
+        indices = xp.where(indices < 0, indices + shape[0], indices)
     return xp.reshape(scatter_add_rows(rows, indices, shape[0]), shape)
 
 

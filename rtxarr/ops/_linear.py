@@ -152,8 +152,8 @@ def _without_padding(g, indices, padding_index):
 def _embedding_rule(g, indices, weight_shape, padding_index):
     if padding_index is None or isinstance(g, Tensor):
         g = _without_padding(g, indices, padding_index)
-        return _scatter_rows(g, raw(indices), tuple(weight_shape))
-    rows = _scatter_rows(g, raw(indices), tuple(weight_shape))
+        return _scatter_rows(g, raw(indices), tuple(weight_shape), from_end=False)
+    rows = _scatter_rows(g, raw(indices), tuple(weight_shape), from_end=False)
     rows[padding_index, :] = 0  # cheaper than a pass over g
     return rows
 
@@ -169,7 +169,7 @@ def _embedding_per_sample(g, indices, weight_shape, padding_index):
     first = xp.arange(n_samples, dtype=xp.int64) * n_rows
     stacked = xp.astype(indices, xp.int64) + xp.reshape(first, (-1,) + (1,) * (indices.ndim - 1))
     g = _without_padding(g, indices, padding_index)
-    rows = _scatter_rows(g, stacked, (n_samples * n_rows, n_features))
+    rows = _scatter_rows(g, stacked, (n_samples * n_rows, n_features), from_end=False)
     return reshape(rows, (n_samples, n_rows, n_features))
 
 

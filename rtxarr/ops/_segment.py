@@ -111,7 +111,9 @@ def _scatter_reduce(op, values, index, n_rows):
     check_count("n_rows", n_rows)
     check_range_if_asked("index", index, 0, n_rows)
     xp = namespace(values, index)
-    out = scatter_reduce(op, xp.astype(index, xp.int64, copy=False), _rows(values), n_rows)
+    if index.dtype != xp.int32:  # which kernels take as it is
+        index = xp.astype(index, xp.int64, copy=False)
+    out = scatter_reduce(op, index, _rows(values), n_rows)
     return xp.reshape(out, (n_rows, *values.shape[1:]))
 
 
