@@ -61,7 +61,11 @@ _CUDA = f"""
 FUNCTION f32 rough_reciprocal(f32 b) {{
   f32 a; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(a) : "f"(b)); return a;
 }}
+FUNCTION f32 rough_power(f32 b) {{
+  f32 a; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(a) : "f"(b)); return a;
+}}
 #define RECIPROCAL(b) rough_reciprocal(b)
+#define ROUGH_EXP(a) rough_power((a) * 1.44269504f)
 #endif
 """.replace("\n\n", "\n")
 # Of the conversions to bfloat16, that of a pair is the fast one: those of one number share a unit.
@@ -117,6 +121,7 @@ _HIP = f"""
 {_TYPES}{_HALVES}{_COMPLEX}
 #ifndef EMULATED
 #define RECIPROCAL(b) __builtin_amdgcn_rcpf(b)
+#define ROUGH_EXP(a) __expf(a)
 #endif
 """.replace("\n\n", "\n")
 _HIP_HALVES = f"""
@@ -147,7 +152,9 @@ using namespace metal;
 #define F32_OF_BITS(a) as_type<f32>((u32)(a))
 #define MAGNITUDE(a) ((a) < 0 ? -(a) : (a) + 0)
 #undef RECIPROCAL
+#undef ROUGH_EXP
 #define RECIPROCAL(b) fast::divide(1.0f, b)
+#define ROUGH_EXP(a) fast::exp(a)
 typedef char i8;
 typedef uchar u8;
 typedef short i16;

@@ -22,7 +22,7 @@ from rtxarr.polygraph.codegen._columns import Columns
 from rtxarr.polygraph.codegen._dialects import Dialect
 from rtxarr.polygraph.codegen._features import Features
 from rtxarr.polygraph.codegen._maps import Map, several
-from rtxarr.polygraph.codegen._reciprocals import by_reciprocals
+from rtxarr.polygraph.codegen._reciprocals import by_reciprocals, with_rough_sigmoids
 from rtxarr.polygraph.codegen._ring import Ring
 from rtxarr.polygraph.codegen._rows import Rows
 from rtxarr.polygraph.codegen._segments import Segments
@@ -51,7 +51,7 @@ def generate(
     if loops.members:
         return several(loops, dialect, strict, shared_limit)
     if not strict:
-        loops = by_reciprocals(loops)
+        loops = with_rough_sigmoids(by_reciprocals(loops))
     writer = _WRITERS[loops.kind]
     if writer is Segments and loops.features >= 4:
         writer = Features

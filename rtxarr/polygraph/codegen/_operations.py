@@ -94,6 +94,11 @@ _TABLE: dict[str, dict[str, str]] = {
     "square": {"hfd": "{0} * {0}", "iu": "#product({0}, {0})", "c": "#times({0}, {0})"},
     "reciprocal": {"hfd": "1.0f / {0}"},
     "sigmoid": {"hfd": "#sigmoid({0})"},
+    # Of mode "fast", see _reciprocals.
+    "rough_exp": {"hf": "ROUGH_EXP({0})"},
+    "rough_divide": {"hf": "{0} * RECIPROCAL({1})"},
+    "rough_reciprocal": {"hf": "RECIPROCAL({0})"},
+    "rough_sigmoid": {"hf": "RECIPROCAL(1.0f + ROUGH_EXP(-{0}))"},
     "conj": {"iuhfd": "{0}", "c": "#conjugate({0})"},
     "real": {"iuhfd": "{0}", "c": "{0}.re"},
     "imag": {"c": "{0}.im"},

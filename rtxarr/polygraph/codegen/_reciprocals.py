@@ -1,8 +1,9 @@
-"""Quotients by what a whole row has in common as products with its reciprocal, for mode "fast"."""
+"""Quotients as products, for mode "fast": by what a row has in common, and in sigmoids."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from rtxarr.polygraph._loops import Loops, Statement
 from rtxarr.polygraph.codegen import _operations as ops
@@ -44,6 +45,43 @@ def by_reciprocals(loops: Loops) -> Loops:
     ]
     before = with_reciprocals(loops.before, {s.name for s in loops.before})
     return dataclasses.replace(loops, phases=tuple(phases), before=before)
+
+
+_ROUGH = {"divide": "rough_divide", "reciprocal": "rough_reciprocal", "sigmoid": "rough_sigmoid"}
+
+
+def with_rough_sigmoids(loops: Loops) -> Loops:
+    """Return loops whose quotients by something plus an exponential take a GPU's reciprocal.
+
+    It is zero for divisors over 8.5e37, where the exponential is about to be infinite. Exponentials
+    that nothing else needs are a GPU's own, too.
+    """
+    if not any(s.op in _ROUGH for p in loops.phases for s in p.body):
+        return loops
+    phases = [
+        dataclasses.replace(p, body=_with_rough_sigmoids(loops, p.body)) for p in loops.phases
+    ]
+    return dataclasses.replace(loops, phases=tuple(phases))
+
+
+def _with_rough_sigmoids(loops: Loops, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    made = {s.name: s for s in body if s.op != "store" and ops.kind(s.dtype) in "hf"}
+    used = Counter(name for s in loops.statements for name in s.args if isinstance(name, str))
+    used += Counter(a.of for p in loops.phases for a in p.accumulators)
+    used += Counter(s.of for p in loops.phases for s in p.scans)
+    rough: dict[str, str] = {}
+    for s in made.values():
+        if s.op == "sigmoid":
+            rough[s.name] = _ROUGH[s.op]
+        total = made.get(s.args[-1]) if s.op in _ROUGH else None
+        if total is None or total.op != "add":
+            continue
+        exponentials = [n for n in total.args if n in made and made[n].op == "exp"]
+        if exponentials:
+            rough[s.name] = _ROUGH[s.op]
+            alone = [n for n in exponentials if used[n] == used[total.name] == 1]
+            rough |= dict.fromkeys(alone, "rough_exp")
+    return tuple(dataclasses.replace(s, op=rough.get(s.name, s.op)) for s in body)
 
 
 def _divisors(loops: Loops) -> dict:

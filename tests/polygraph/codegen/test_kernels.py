@@ -345,3 +345,51 @@ def test_fast_kernels_divide_once_a_row(axis):
     want = np.exp(given - given.max(axis, keepdims=True))
     assert_close(program(given)[0], want / want.sum(axis, keepdims=True), rtol=1e-6)
     assert n_reciprocals(Program(graph, EmulatorBackend())) == 0
+
+
+LOGISTIC = {
+    "sigmoid": lambda x, one: ir.map_node("sigmoid", x),
+    "SiLU": lambda x, one: ir.map_node(
+        "divide", x, ir.map_node("add", one, ir.map_node("exp", ir.map_node("negative", x)))
+    ),
+    "reciprocal": lambda x, one: ir.map_node(
+        "reciprocal", ir.map_node("add", ir.map_node("exp", ir.map_node("negative", x)), one)
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", ["cuda", "hip", "metal"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", LOGISTIC)
+def test_fast_logistic_functions(name, dtype, dialect):
+    given = np.linspace(-30, 30, 333).astype(dtype)
+    given[:5] = 0, -100, 100, -np.inf, np.nan
+    x = ir.input_node(0, dtype, given.shape)
+    out = LOGISTIC[name](x, ir.broadcast(ir.constant(1, dtype), x.shape))
+    backend = EmulatorBackend(mode="fast", dialect=dialect)
+    program = Program(ir.Graph([x], [out]), backend)
+    text = backend.source(program.steps[0].loops)
+    assert "RECIPROCAL" in text.partition("__global__" if dialect != "metal" else "[[kernel")[2]
+    with np.errstate(all="ignore"):
+        wide = given.astype("float64")
+        want = (wide if name == "SiLU" else 1) / (1 + np.exp(-wide))
+        (got,) = program(given)
+    rtol = 1e-3 if dtype == "float16" else 4e-6
+    assert_close(got[4:].astype("float64"), want[4:], rtol=rtol, atol=1e-7)
+    assert_close(got[:3].astype("float64"), want[:3], rtol=rtol, atol=1e-7)
+    assert got[3] == 0 or name == "SiLU" and np.isnan(got[3])
+
+
+def test_an_exponential_that_is_needed_elsewhere_is_exact():
+    x = ir.input_node(0, "float32", (333,))
+    e = ir.map_node("exp", x)
+    quotient = ir.map_node(
+        "divide", e, ir.map_node("add", e, ir.broadcast(ir.constant(1, "float32"), x.shape))
+    )
+    backend = EmulatorBackend(mode="fast")
+    program = Program(ir.Graph([x], [quotient]), backend)
+    text = backend.source(program.steps[0].loops).partition("__global__")[2]
+    assert "expf(" in text and "RECIPROCAL" in text and "ROUGH_EXP" not in text
+    given = np.linspace(-80, 80, 333, dtype="float32")
+    wide = np.exp(given.astype("float64"))
+    assert_close(program(given)[0].astype("float64"), wide / (wide + 1), rtol=1e-6)

@@ -91,10 +91,13 @@ static inline unsigned short bfloat_bits(float a) {
   const unsigned bits = gpu_bits<unsigned>(a);
   return a != a ? 0x7fff : (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
-// A GPU's is right to the last bit or the one before.
+// A GPU's is right to the last bit or the one before, and zero where it would not be normal.
 static inline float gpu_reciprocal(float b) {
-  return gpu_bits<float>(gpu_bits<int>(1.0f / b) + 1);
+  const float a = 1.0f / b;
+  if (!(fabsf(a) < INFINITY)) return a;
+  return fabsf(a) < 1.17549435e-38f ? copysignf(0, a) : gpu_bits<float>(gpu_bits<int>(a) + 1);
 }
 #define RECIPROCAL(b) gpu_reciprocal(b)
+#define ROUGH_EXP(a) exp2f((a) * 1.44269504f)
 static inline float bfloat_value(unsigned short bits) { return gpu_bits<float>((unsigned)bits << 16); }
 static inline float bfloat_rounded(float a) { return bfloat_value(bfloat_bits(a)); }
