@@ -506,7 +506,10 @@ class _Cuda(_Kernels):
         from rtxarr.polygraph.codegen._dialects import CUDA
 
         strict = self._mode == "strict"
-        kernel = _kernels.generate(loops, CUDA, strict=strict, shared_limit=self._shared_limit)
+        kernel = _kernels.generate(
+            loops, CUDA, strict=strict, shared_limit=self._shared_limit,
+            clusters=all(map(_kernels.has_clusters, self.capabilities)),
+        )  # fmt: skip
         number = self._numbers.setdefault(kernel.text, len(self._numbers))
         launches = [
             [x.name, x.grid, x.block, x.shared, [list(map(_plain, a)) for a in _arguments(x)]]

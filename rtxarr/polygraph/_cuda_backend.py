@@ -102,8 +102,11 @@ class CudaBackend:
 
     def generate(self, loops: Loops) -> Kernel:
         """Return the text of a kernel and how it is started."""
-        limit = self.gpu.shared_limit(self.gpu.current_device())
-        return _kernels.generate(loops, CUDA, strict=self.strict, shared_limit=limit)
+        device = self.gpu.current_device()
+        return _kernels.generate(
+            loops, CUDA, strict=self.strict, shared_limit=self.gpu.shared_limit(device),
+            clusters=_kernels.has_clusters(self.gpu.capability(device)),
+        )  # fmt: skip
 
     def source(self, loops: Loops) -> str:
         """Return the CUDA text of a kernel."""

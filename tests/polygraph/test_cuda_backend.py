@@ -87,7 +87,7 @@ class FakeGpu:
             problem = emulator._fibres().gpu_launch(
                 ctypes.c_void_p(handle), ctypes.c_void_p(arguments),
                 (ctypes.c_uint * 3)(gx, gy, gz), (ctypes.c_uint * 3)(bx, by, bz),
-                ctypes.c_uint(shared), ctypes.c_uint(1), ctypes.c_int(0),
+                ctypes.c_uint(shared), ctypes.c_uint(1), ctypes.c_int(0), ctypes.c_uint(1),
             )  # fmt: skip
         assert not problem, problem
 

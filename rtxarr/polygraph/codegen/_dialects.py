@@ -100,6 +100,56 @@ template<int BYTES> FUNCTION void copy_bytes(void* to, const void* from) {
 }
 #endif
 """
+# Blocks of a cluster send one another values. A box counts the bytes that have come, and is full
+# when those that it was opened for are there. Memory can be fetched into the cache ahead of use.
+_CUDA_CLUSTERS = """
+template<class T> struct alignas(sizeof(T) > 8 ? 16 : sizeof(T) > 4 ? 8 : 4) Sent { T value; };
+#ifndef EMULATED
+#define CLUSTER_ARRIVE() asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory")
+#define CLUSTER_WAIT() asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory")
+#define BOXES_OPEN() asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory")
+#define FETCH(from, n) fetch(from, (u32)((n) * sizeof(*(from))))
+FUNCTION void fetch(const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
+}
+FUNCTION void open_box(u64* box, u32 bytes) {
+  const u32 place = (u32)__cvta_generic_to_shared(box);
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(place) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(place), "r"(bytes) : "memory");
+}
+FUNCTION void wait_for_box(u64* box) {
+  u32 is_full = 0;
+  while (!is_full) {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;"
+                 " selp.u32 %0, 1, 0, p; }"
+                 : "=r"(is_full) : "r"((u32)__cvta_generic_to_shared(box)) : "memory");
+  }
+}
+FUNCTION u32 in_block(void* own, u32 rank) {
+  u32 place;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(place) : "r"((u32)__cvta_generic_to_shared(own)), "r"(rank));
+  return place;
+}
+#define SEND "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
+template<class T> FUNCTION void send(Sent<T>* own, T value, u32 rank, u64* box) {
+  union { Sent<T> sent; u32 words[4]; } u;
+  u.sent.value = value;
+  const u32 to = in_block(own, rank), its_box = in_block(box, rank);
+  if (sizeof(Sent<T>) == 4) {
+    asm volatile(SEND ".b32 [%0], %1, [%2];" :: "r"(to), "r"(u.words[0]), "r"(its_box) : "memory");
+  } else if (sizeof(Sent<T>) == 8) {
+    asm volatile(SEND ".v2.b32 [%0], {%1, %2}, [%3];"
+                 :: "r"(to), "r"(u.words[0]), "r"(u.words[1]), "r"(its_box) : "memory");
+  } else {
+    asm volatile(SEND ".v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+                 :: "r"(to), "r"(u.words[0]), "r"(u.words[1]), "r"(u.words[2]), "r"(u.words[3]),
+                    "r"(its_box) : "memory");
+  }
+}
+#endif
+"""
 
 _HIP = f"""
 #define FUNCTION static __device__ __forceinline__
@@ -200,8 +250,9 @@ class Dialect:
     ----------
     name : str
     head : str
-    halves, copies : str
-        What kernels of float16 and bfloat16, and those that copy to shared memory, need besides.
+    halves, copies, clusters : str
+        What kernels of float16 and bfloat16, those that copy to shared memory, and those whose
+        blocks share rows need besides.
     thread_x, thread_y, threads_x, threads_y, block_x, block_y : str
         A thread's place in its block, the block's size, the block's place in the grid.
     shared_memory : str
@@ -222,6 +273,7 @@ class Dialect:
     shared_memory: str = "extern __shared__ __align__(16) unsigned char shared_memory[];"
     lacks: frozenset[str] = frozenset()
     copies: str = ""
+    clusters: str = ""
 
     def library(self, text: str) -> str:
         """Put the names of functions of the C library in for ``$name``."""
@@ -231,7 +283,10 @@ class Dialect:
 
 
 _LIBRARY = re.compile(r"\$(\w+)")
-CUDA = Dialect("cuda", _CUDA.lstrip(), _CUDA_HALVES.lstrip(), copies=_CUDA_COPIES.lstrip())
+CUDA = Dialect(
+    "cuda", _CUDA.lstrip(), _CUDA_HALVES.lstrip(),
+    copies=_CUDA_COPIES.lstrip(), clusters=_CUDA_CLUSTERS.lstrip(),
+)  # fmt: skip
 HIP = Dialect("hip", _HIP.lstrip(), _HIP_HALVES.lstrip())
 METAL = Dialect(
     "metal", _METAL.lstrip(), _METAL_HALVES.lstrip(),

@@ -4,7 +4,8 @@
   An array that is read across, such as a transposed one, goes through shared memory (``_tiles``).
 * rows (``_rows``): 1 to 1024 threads share a row, short rows share a block. What a later pass needs
   of an earlier one stays in registers or, of longer rows, in shared memory; each thread reads there
-  only what it wrote, so the only barriers are those of the reductions and scans (``_scans``). Rows
+  only what it wrote, so the only barriers are those of the reductions and scans (``_scans``). Long
+  rows are shared by blocks where these reach one another's memory (``_cluster``); elsewhere rows
   that leave no room for others on a multiprocessor (``_ring``) follow one another through shared
   memory.
 * columns (``_columns``): a thread takes a packet of neighbouring columns, several share each.
@@ -18,6 +19,7 @@ columns) are cut into chunks: each pass is then a launch, and the next combines 
 from __future__ import annotations
 
 from rtxarr.polygraph._loops import Loops
+from rtxarr.polygraph.codegen._cluster import Cluster
 from rtxarr.polygraph.codegen._columns import Columns
 from rtxarr.polygraph.codegen._dialects import Dialect
 from rtxarr.polygraph.codegen._features import Features
@@ -34,8 +36,18 @@ from rtxarr.polygraph.codegen._writer import Writer
 SHARED_LIMIT = 227 * 1024
 
 
+def has_clusters(cc: tuple[int, int]) -> bool:
+    """Tell whether blocks of a compute capability can reach one another's shared memory."""
+    return 9 <= cc[0] <= 11
+
+
 def generate(
-    loops: Loops, dialect: Dialect, *, strict: bool = True, shared_limit: int = SHARED_LIMIT
+    loops: Loops,
+    dialect: Dialect,
+    *,
+    strict: bool = True,
+    shared_limit: int = SHARED_LIMIT,
+    clusters: bool = False,
 ) -> Kernel:
     """Return the text of a kernel and how to launch it for these sizes.
 
@@ -47,6 +59,8 @@ def generate(
         Round halves after each operation.
     shared_limit : int, bytes
         What a block can have of shared memory.
+    clusters : bool, default False
+        Whether blocks can share rows: :func:`has_clusters`.
     """
     if loops.members:
         return several(loops, dialect, strict, shared_limit)
@@ -57,6 +71,10 @@ def generate(
         writer = Features
     if sides_of(loops) is not None:
         writer = Tiles
+    if writer is Rows and clusters:
+        cluster = Cluster(loops, dialect, strict, shared_limit)
+        if cluster.fits():
+            return cluster.run()
     if writer is Rows and not loops.scans:
         ring = Ring(loops, dialect, strict, shared_limit)
         if ring.fits():

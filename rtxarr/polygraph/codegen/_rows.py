@@ -179,7 +179,8 @@ class Rows(Passes):
     def body_in_registers(self, number: int, phase: Phase) -> None:
         """Go over elements that are in registers: all packets of a thread at once."""
         out, batch, lanes = self.out, self.batch, self.lanes
-        together = BATCH if batch * lanes <= _HELD else 1  # what is read in turn takes some too
+        # What is read in turn takes registers, too.
+        together = BATCH if batch % BATCH == 0 and batch * lanes <= _HELD else 1
 
         @contextmanager
         def each_packet() -> Iterator[None]:
@@ -209,9 +210,7 @@ class Rows(Passes):
         with out.block("if (begin < end)"):
             out("const Index tile = begin;")
             if at_once:
-                with out.unrolled("j", batch):
-                    out(f"const Index first = {place};")
-                    self.load_packets(at_once, "end")
+                self.load_kept(at_once)
             with out.unrolled("some", batch // together):
                 for s in in_turn:
                     out(f"{ops.value(s.dtype)} {s.name}_at[{batch}][{lanes}];")
@@ -225,6 +224,12 @@ class Rows(Passes):
                 if stores:
                     with each_packet():
                         self.store_packets(stores, "end")
+
+    def load_kept(self, loads: Sequence[Statement]) -> None:
+        """Load what stays in registers."""
+        with self.out.unrolled("j", self.batch):
+            self.out(f"const Index first = {self.first_element()};")
+            self.load_packets(loads, "end")
 
     def _is_loose(self) -> bool:
         return self.order is not None and self.order.loose
@@ -443,7 +448,7 @@ class Rows(Passes):
 
         So no loop has to ask.
         """
-        whole = f"cols == threads * {self.batch * self.lanes}"
+        whole = f"cols == {self.row_size()}"
         ways = [
             (f"if (packed && {whole})", True, True),
             ("else if (packed)", True, False),
@@ -478,6 +483,10 @@ class Rows(Passes):
     def tile_size(self) -> str:
         return f"threads * {self.batch * self.lanes}"
 
+    def row_size(self) -> str:
+        """Return the elements that all threads of a row take at once."""
+        return self.tile_size()
+
     def packet(self) -> str:
         return f"tile + (j * threads + thread) * {self.lanes}"
 
@@ -493,11 +502,16 @@ class Rows(Passes):
             return self.packet() if self.packing else single
         return f"(packed ? {self.packet()} : {single})"
 
+    def across_lanes(self, reductions: Sequence[Reduction], apart: str) -> None:
+        """Combine lanes up to ``apart`` from one another; all of them get the result."""
+        with self.out.block(f"for (int apart = {apart}; apart; apart /= 2)"):
+            for r in reductions:
+                other = f"#shuffled({r.running}, apart)"
+                self.out(f"{r.running} = {r.combine(r.running, other)};")
+
     def combine(self, reductions: Sequence[Reduction]) -> None:
         out, d = self.out, self.dialect
-        with out.block("for (int apart = (threads < 32 ? threads : 32) / 2; apart; apart /= 2)"):
-            for r in reductions:
-                out(f"{r.running} = {r.combine(r.running, f'#shuffled({r.running}, apart)')};")
+        self.across_lanes(reductions, "(threads < 32 ? threads : 32) / 2")
         with out.block("if (threads > 32)"):
             out(f"const Index warps = threads / 32, first_warp = {d.thread_y} * warps;")
             for r in reductions:
@@ -514,6 +528,4 @@ class Rows(Passes):
             for r in reductions:
                 out(f"{r.running} = {r.empty};")
                 out(f"if (lane < warps) {r.running} = {r.name}_of[lane];")
-            with out.block("for (int apart = 16; apart; apart /= 2)"):
-                for r in reductions:
-                    out(f"{r.running} = {r.combine(r.running, f'#shuffled({r.running}, apart)')};")
+            self.across_lanes(reductions, "16")

@@ -262,7 +262,8 @@ class Writer(ABC):
         parameters = [f"{a.type} {a.name}" for a in arguments]
         blocks = f", {e.min_blocks}" if e.min_blocks and self.dialect.name == "cuda" else ""
         bounds = f"__launch_bounds__({e.max_threads}{blocks}) "
-        opening = f'extern "C" __global__ void {bounds}{name}('
+        cluster = f"__cluster_dims__({e.cluster}, 1, 1) " if e.cluster > 1 else ""
+        opening = f'extern "C" __global__ void {cluster}{bounds}{name}('
         return "\n".join(
             [opening, *(f"    {p}," for p in parameters[:-1]), f"    {parameters[-1]}) {{"]
             + ["  " + line for line in lines.lines]
@@ -303,6 +304,8 @@ class Writer(ABC):
         head += self.texts.halves()
         if any("COPIES_END" in body for body in bodies):
             head += self.dialect.copies
+        if any("CLUSTER_WAIT" in body or "FETCH" in body for body in bodies):
+            head += self.dialect.clusters
         return Kernel(
             dialect=self.dialect,
             head=head.rstrip("\n"),
@@ -321,7 +324,8 @@ class Entry:
     """An entry point being written.
 
     Registers are bounded such that a block may have ``max_threads``, and a multiprocessor has
-    ``min_blocks`` at once; 0 leaves that to the compiler.
+    ``min_blocks`` at once; 0 leaves that to the compiler. ``cluster`` neighbouring blocks can reach
+    one another's shared memory.
     """
 
     kind: str
@@ -332,6 +336,7 @@ class Entry:
     arguments: list[Argument]
     max_threads: int
     min_blocks: int = 0
+    cluster: int = 1
 
 
 def _metal_kernel(name: str, lines: Lines, arguments: Sequence[Argument], threads: int) -> str:

@@ -13,6 +13,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -94,6 +95,13 @@ def _thunk(launch, dialect):
     return f'extern "C" void run_{launch.name}(void** a) {{ {before}{call} }}'
 
 
+def _cluster(kernel, launch):
+    """Return how many blocks of a launch are a cluster, as its text says."""
+    found = re.search(rf"__global__ void([^;{{}}]*?) {launch.name}\(", kernel.body)
+    blocks = re.search(r"__cluster_dims__\((\d+), 1, 1\)", found[1]) if found else None
+    return int(blocks[1]) if blocks else 1
+
+
 def _renamed(launch, name):
     """Return a launch of a changed text, in which all that has its name has another."""
     arguments = [
@@ -115,11 +123,20 @@ class EmulatorBackend:
         "cuda", "hip" or "metal".
     """
 
-    def __init__(self, *, mode="strict", seeds=(1,), dialect="cuda", shared_limit=SHARED_LIMIT):
+    def __init__(
+        self,
+        *,
+        mode="strict",
+        seeds=(1,),
+        dialect="cuda",
+        shared_limit=SHARED_LIMIT,
+        clusters=False,
+    ):
         self.strict = mode == "strict"
         self.seeds = seeds
         self.dialect = DIALECTS[dialect]
         self.shared_limit = shared_limit
+        self.clusters = clusters
         self.kernels = {}  # entry points by name, compiled
         self.waiting = []  # kernels that are not
         self.all_kernels = []
@@ -138,7 +155,10 @@ class EmulatorBackend:
         return array
 
     def generate(self, loops):
-        return generate(loops, self.dialect, strict=self.strict, shared_limit=self.shared_limit)
+        return generate(
+            loops, self.dialect, strict=self.strict, shared_limit=self.shared_limit,
+            clusters=self.clusters,
+        )  # fmt: skip
 
     def source(self, loops):
         return self.generate(loops).text
@@ -247,6 +267,7 @@ class EmulatorBackend:
                 ctypes.cast(self.kernels[launch.name], ctypes.c_void_p), pointers,
                 (ctypes.c_uint * 3)(*launch.grid, 1), (ctypes.c_uint * 3)(*launch.block, 1),
                 ctypes.c_uint(launch.shared), ctypes.c_uint(seed), ctypes.c_int(plain),
+                ctypes.c_uint(_cluster(kernel, launch)),
             )  # fmt: skip
             if problem:
                 raise AssertionError(f"{launch.name}: {problem.decode()}")

@@ -3,11 +3,16 @@
 // A barrier lets a block on when all its threads that have not ended wait there; an exchange between
 // lanes lets a warp on likewise. With a seed, one warp is run for as long as it can, and left for
 // another now and then: a thread that reads what another warp has yet to write then reads poison.
+//
+// The blocks of a cluster run beside one another. The memory of one that has not begun, or has ended,
+// may not be touched, or sent to. What is sent comes at once or as late as can be: when no thread can
+// go on.
 #include "gpu.h"
 #include <csetjmp>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -20,7 +25,7 @@ unsigned char *gpu_shared;
 
 namespace {
 
-enum State { RUNNING, AT_BARRIER, AT_EXCHANGE, ENDED };
+enum State { RUNNING, AT_BARRIER, AT_EXCHANGE, AT_CLUSTER, AT_BOX, ENDED };
 const int STACK = 64 << 10;
 
 struct Copy {
@@ -29,24 +34,49 @@ struct Copy {
   int bytes;
 };
 
+struct Block {
+  Place place;
+  unsigned char *shared;
+  bool begun, ended;
+};
+
+struct Sent {
+  unsigned char *to, content[16];
+  unsigned bytes;
+};
+
+struct Box {
+  unsigned expected, come;
+  bool full;
+  std::vector<Sent> late;  // what does not lie at its place before the box is full
+};
+
 struct Fibre {
   ucontext_t context;
   char *stack;
   Place place;
+  Block *block;
   State state;
+  int arrivals;  // at barriers of the cluster
+  bool waits;    // for the last of them, now or later
+  unsigned char *box;
   std::vector<std::vector<Copy>> copies;  // groups; the last one is open
 };
 
+std::map<unsigned char *, Box> boxes;
+const int MOST = 8;  // blocks of a cluster
 std::vector<Fibre *> fibres;
+Block blocks[MOST];
 ucontext_t scheduler;
-int current = -1, n_threads;
+int current = -1, n_blocks, padded;  // threads of a block, with what its last warp lacks
+unsigned shared_bytes;
 void (*entry)(void **);
 void **entry_arguments;
 const char *trouble;
 sigjmp_buf way_out;
 volatile sig_atomic_t guarding;
 char message[200];
-uint64_t slots[1024][2];
+uint64_t slots[MOST * 1024][2];
 uint64_t random_state;
 
 unsigned next_random() {
@@ -73,8 +103,12 @@ void prepare(int i) {
     fibres.push_back(f);
   }
   Fibre *f = fibres[i];
+  f->block = &blocks[i / padded];
+  i %= padded;
   f->place = Place{i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y)};
-  f->state = RUNNING;
+  f->state = f->place.z < blockDim.z ? RUNNING : ENDED;
+  f->arrivals = 0;
+  f->waits = false;
   f->copies.assign(1, {});
   getcontext(&f->context);
   f->context.uc_stack.ss_sp = f->stack;
@@ -84,14 +118,30 @@ void prepare(int i) {
 }
 
 bool can_run(int warp) {
-  for (int i = 32 * warp; i < 32 * warp + 32 && i < n_threads; ++i)
+  for (int i = 32 * warp; i < 32 * warp + 32; ++i)
     if (fibres[i]->state == RUNNING) return true;
   return false;
 }
 
+void allow(const Block &b, int how) {
+  if (n_blocks == 1 || !shared_bytes) return;
+  const size_t page = sysconf(_SC_PAGESIZE);
+  mprotect((void *)((size_t)b.shared / page * page), (shared_bytes + page - 1) / page * page, how);
+}
+
+void begin(Block &b) {
+  b.begun = true;
+  allow(b, PROT_READ | PROT_WRITE);
+  memset(b.shared, 0xff, (shared_bytes + 15) / 16 * 16);
+}
+
 // Run each thread of `warp` until it waits or ends.
 void run_warp(int warp) {
-  for (int i = 32 * warp; i < 32 * warp + 32 && i < n_threads; ++i) {
+  Block &b = *fibres[32 * warp]->block;
+  if (!b.begun) begin(b);
+  blockIdx = b.place;
+  gpu_shared = b.shared;
+  for (int i = 32 * warp; i < 32 * warp + 32; ++i) {
     if (fibres[i]->state != RUNNING) continue;
     current = i;
     threadIdx = fibres[i]->place;
@@ -111,10 +161,40 @@ bool release(int from, int to, State state) {
   return waiting > 0;
 }
 
-void run_block(bool sticky) {
-  n_threads = blockDim.x * blockDim.y * blockDim.z;
-  const int n_warps = (n_threads + 31) / 32;
+// Let on the threads that wait where all of their cluster that have not ended have arrived.
+bool release_cluster() {
+  int all = 1 << 30;
+  for (int i = 0; i < n_blocks * padded; ++i)
+    if (fibres[i]->state != ENDED && fibres[i]->arrivals < all) all = fibres[i]->arrivals;
+  bool moved = false;
+  for (int i = 0; i < n_blocks * padded; ++i) {
+    if (fibres[i]->state != AT_CLUSTER || fibres[i]->arrivals > all) continue;
+    fibres[i]->state = RUNNING;
+    moved = true;
+  }
+  return moved;
+}
+
+// Let all that fills a box be there, and those that wait for it go on.
+bool release_box() {
+  for (auto &entry : boxes) {
+    Box &box = entry.second;
+    if (box.full || box.come < box.expected) continue;
+    box.full = true;
+    for (const Sent &sent : box.late) memcpy(sent.to, sent.content, sent.bytes);
+    for (Fibre *f : fibres)
+      if (f->state == AT_BOX && f->box == entry.first) f->state = RUNNING;
+    return true;
+  }
+  return false;
+}
+
+void run_cluster(bool sticky) {
+  padded = (blockDim.x * blockDim.y * blockDim.z + 31) / 32 * 32;
+  const int n_threads = n_blocks * padded, n_warps = n_threads / 32;
   for (int i = 0; i < n_threads; ++i) prepare(i);
+  for (int i = n_threads; i < (int)fibres.size(); ++i) fibres[i]->state = ENDED;
+  boxes.clear();
   int warp = 0;
   while (!trouble) {
     std::vector<int> ready;
@@ -126,16 +206,20 @@ void run_block(bool sticky) {
     } else {
       for (int w : ready) run_warp(w);
     }
-    bool moved = !ready.empty();
-    for (int w = 0; w < n_warps; ++w) {
-      const int end = 32 * w + 32 < n_threads ? 32 * w + 32 : n_threads;
-      moved |= release(32 * w, end, AT_EXCHANGE);
+    bool moved = !ready.empty(), ended = true;
+    for (int w = 0; w < n_warps; ++w) moved |= release(32 * w, 32 * w + 32, AT_EXCHANGE);
+    for (int b = 0; b < n_blocks; ++b) {
+      const int from = b * padded;
+      moved |= release(from, from + padded, AT_BARRIER);
+      if (blocks[b].ended) continue;
+      bool over = true;
+      for (int i = from; i < from + padded && over; ++i) over = fibres[i]->state == ENDED;
+      if (over) allow(blocks[b], PROT_NONE);
+      blocks[b].ended = over;
+      ended &= over;
     }
-    moved |= release(0, n_threads, AT_BARRIER);
-    bool ended = true;
-    for (int i = 0; i < n_threads; ++i) ended &= fibres[i]->state == ENDED;
     if (ended) return;
-    if (!moved) trouble = "threads wait for one another at different barriers";
+    if (!moved && !release_cluster() && !release_box()) trouble = "threads wait for one another at different barriers";
   }
 }
 
@@ -157,6 +241,51 @@ extern "C" {
 void gpu_barrier() {
   if (current < 0) trouble = "a kernel said to have no barriers came to one";
   else wait_as(AT_BARRIER);
+}
+
+void gpu_cluster_arrive() {
+  Fibre *f = fibres[current];
+  if (f->waits) trouble = "a thread arrived at a barrier of its cluster twice";
+  f->waits = true;
+  ++f->arrivals;
+}
+
+void gpu_cluster_wait() {
+  Fibre *f = fibres[current];
+  if (!f->waits) trouble = "a thread waits at a barrier of its cluster that it has not arrived at";
+  f->waits = false;
+  wait_as(AT_CLUSTER);
+}
+
+void gpu_open_box(void *box, unsigned bytes) {
+  boxes[(unsigned char *)box] = Box{bytes, 0, false, {}};
+}
+
+void gpu_wait_for_box(void *box) {
+  Fibre *f = fibres[current];
+  f->box = (unsigned char *)box;
+  const auto found = boxes.find(f->box);
+  if (found == boxes.end() || !found->second.full) wait_as(AT_BOX);
+}
+
+void gpu_send(void *own, const void *from, int bytes, unsigned rank, void *box) {
+  const size_t to = (unsigned char *)own - gpu_shared, in = (unsigned char *)box - gpu_shared;
+  if (rank >= (unsigned)n_blocks || to + bytes > shared_bytes || in + 8 > shared_bytes) {
+    trouble = "something is sent to a place that no block has";
+    return;
+  }
+  const Block &b = blocks[rank];
+  const auto found = boxes.find(b.shared + in);
+  if (b.ended || found == boxes.end()) {
+    trouble = "something is sent to a box that is not there";
+    return;
+  }
+  Box &its = found->second;
+  if ((its.come += bytes) > its.expected) trouble = "more is sent to a box than it was opened for";
+  Sent sent = {b.shared + to, {}, (unsigned)bytes};
+  memcpy(sent.content, from, bytes);
+  if (next_random() % 2) memcpy(sent.to, from, bytes);
+  else its.late.push_back(sent);
 }
 
 int gpu_lane() { return current & 31; }
@@ -203,8 +332,10 @@ void gpu_release(void *at, size_t bytes) {
 }
 
 // Run a kernel; returns null or what went wrong. `plain` kernels have no barriers: no fibres.
+// `cluster` blocks reach one another's memory.
 const char *gpu_launch(void (*thread)(void **), void **arguments, const unsigned *grid,
-                       const unsigned *block, unsigned shared, unsigned seed, int plain) {
+                       const unsigned *block, unsigned shared, unsigned seed, int plain,
+                       unsigned cluster) {
   entry = thread;
   entry_arguments = arguments;
   gridDim = Place{grid[0], grid[1], grid[2]};
@@ -225,29 +356,37 @@ const char *gpu_launch(void (*thread)(void **), void **arguments, const unsigned
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigaction(SIGSEGV, &action, &before);
-  unsigned char *const shared_memory = (unsigned char *)gpu_guarded(shared, 1);
+  if (cluster > MOST || grid[0] % cluster) return "clusters do not cover the grid";
+  n_blocks = cluster;
+  shared_bytes = shared;
+  for (Block &b : blocks) b.shared = (unsigned char *)gpu_guarded(shared, 1);
   guarding = 1;
   if (!sigsetjmp(way_out, 1)) {
-    const unsigned n_blocks = grid[0] * grid[1] * grid[2];
-    const unsigned start = seed && n_blocks ? next_random() % n_blocks : 0;
-    for (unsigned b = 0; b < n_blocks && !trouble; ++b) {
-      const unsigned i = (start + b) % n_blocks;
-      blockIdx = Place{i % grid[0], i / grid[0] % grid[1], i / (grid[0] * grid[1])};
-      gpu_shared = shared_memory;
-      memset(shared_memory, 0xff, (shared + 15) / 16 * 16);
+    const unsigned n_clusters = grid[0] / cluster * grid[1] * grid[2];
+    const unsigned start = seed && n_clusters ? next_random() % n_clusters : 0;
+    for (unsigned c = 0; c < n_clusters && !trouble; ++c) {
+      for (unsigned b = 0; b < cluster; ++b) {
+        const unsigned i = (start + c) % n_clusters * cluster + b;
+        blocks[b].place = Place{i % grid[0], i / grid[0] % grid[1], i / (grid[0] * grid[1])};
+        blocks[b].begun = blocks[b].ended = false;
+        allow(blocks[b], PROT_NONE);
+      }
       if (plain) {
         current = -1;
+        begin(blocks[0]);
+        blockIdx = blocks[0].place;
+        gpu_shared = blocks[0].shared;
         for (threadIdx.z = 0; threadIdx.z < block[2]; ++threadIdx.z)
           for (threadIdx.y = 0; threadIdx.y < block[1]; ++threadIdx.y)
             for (threadIdx.x = 0; threadIdx.x < block[0]; ++threadIdx.x) thread(arguments);
       } else {
-        run_block(seed != 0);
+        run_cluster(seed != 0);
       }
     }
   }
   guarding = 0;
   sigaction(SIGSEGV, &before, 0);
-  gpu_release(shared_memory, shared);
+  for (Block &b : blocks) gpu_release(b.shared, shared);
   return trouble;
 }
 }

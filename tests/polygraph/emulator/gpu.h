@@ -11,6 +11,7 @@
 #define __launch_bounds__(...)
 #define __restrict__
 #define __grid_constant__
+#define __cluster_dims__(...)
 
 struct Place { unsigned x, y, z; };
 extern "C" {
@@ -20,6 +21,12 @@ void gpu_barrier();
 // Give `bytes` of `from` to the warp and take those that lane `lane` of it gave.
 void gpu_exchange(void *to, const void *from, int bytes, int lane);
 int gpu_lane();
+void gpu_cluster_arrive();
+void gpu_cluster_wait();
+// Boxes, in shared memory: what is sent to one lies at its place when a thread has waited for it.
+void gpu_open_box(void *box, unsigned bytes);
+void gpu_send(void *own, const void *from, int bytes, unsigned rank, void *box);
+void gpu_wait_for_box(void *box);
 // Copies that a thread asks for are made when it waits for their group, and not before.
 void gpu_ask(void *to, const void *from, int bytes);
 void gpu_end_copies();
@@ -54,6 +61,20 @@ static inline int __float_as_int(float a) { return gpu_bits<int>(a); }
 static inline float __int_as_float(int a) { return gpu_bits<float>(a); }
 static inline long long __double_as_longlong(double a) { return gpu_bits<long long>(a); }
 static inline double __longlong_as_double(long long a) { return gpu_bits<double>(a); }
+
+#define CLUSTER_ARRIVE() gpu_cluster_arrive()
+#define CLUSTER_WAIT() gpu_cluster_wait()
+#define BOXES_OPEN()
+static inline void open_box(void *box, unsigned bytes) { gpu_open_box(box, bytes); }
+static inline void wait_for_box(void *box) { gpu_wait_for_box(box); }
+// Touches the ends, so that a place outside of memory shows.
+#define FETCH(from, n) ((void)*(const volatile char *)(from), (void)*((const volatile char *)((from) + (n)) - 1))
+template<class Place, class T>
+static inline void send(Place *own, T value, unsigned rank, void *box) {
+  Place sent = {};
+  sent.value = value;
+  gpu_send(own, &sent, sizeof sent, rank, box);
+}
 
 #define COPIES_END() gpu_end_copies()
 #define COPIES_WAIT(n) gpu_wait_copies(n)
