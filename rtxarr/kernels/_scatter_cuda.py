@@ -24,7 +24,7 @@ from rtxarr.kernels.segment import identity
 
 # Blocks that sort: threads, and entries that each takes. A digit has so many bits that each of its
 # values finds a thread.
-SORTS = ((8, 2), (4, 8)) if _SIMULATING else ((1024, 2), (1024, 8))
+SORTS = ((8, 2), (4, 8)) if _SIMULATING else ((1024, 2), (512, 16))
 _LANES, DIGIT_BITS = (4, 2) if _SIMULATING else (32, 8)
 # Rows whose loads a thread has under way together, and threads that add up.
 AT_ONCE, SUM_THREADS = (2, 8) if _SIMULATING else (8, 256)
