@@ -24,11 +24,11 @@ from rtxarr.kernels.segment import identity
 
 # Blocks that sort: threads, and entries that each takes. A digit has so many bits that each of its
 # values finds a thread.
-SORTS = ((8, 2), (4, 8)) if _SIMULATING else ((1024, 2), (512, 16))
+SORTS = ((8, 2), (4, 8)) if _SIMULATING else ((512, 4), (512, 16))
 _LANES, DIGIT_BITS = (4, 2) if _SIMULATING else (32, 8)
 # Rows whose loads a thread has under way together, and threads that add up.
 AT_ONCE, SUM_THREADS = (2, 8) if _SIMULATING else (8, 256)
-_AHEAD = 4 * AT_ONCE  # marks that are read beyond the last
+_AHEAD = 2 * AT_ONCE  # marks that are read beyond the last
 _BEGINS, _ENDS, _LONG = 1 << 28, 1 << 29, 1 << 30
 _ENTRY = _BEGINS - 1
 _U = np.uint32
@@ -73,9 +73,11 @@ def _highest(mask):
 
 @functools.cache
 def fill_and_sort(op: str, dtype: np.dtype, wide: bool, chunk: int, threads: int, per_thread: int):
-    """Return the kernel ``(index, out, scratch, n_counters, n_rows, n_passes)``.
+    """Return the kernel ``(index, out, scratch, n_counters, n_rows, n_passes, n_each)``.
 
     It sorts up to ``threads * per_thread`` entries, by a digit of ``DIGIT_BITS`` in each pass.
+    ``n_each`` is ``per_thread``, which the compiler must not know: loops that it unrolls take
+    longer to read than to run.
     """
     width, scalar, _, store, _ = access(dtype, wide=wide)
     nothing = (scalar(identity(op, dtype)),) * width
@@ -100,14 +102,21 @@ def fill_and_sort(op: str, dtype: np.dtype, wide: bool, chunk: int, threads: int
         return same
 
     @cuda.jit(device=True)
-    def sort(index, scratch, n_rows, n_passes):
+    def turn(numbers, last):
+        """Move numbers down by one, and put another at their end: registers have no index."""
+        for k in range(per_thread - 1):
+            numbers[k] = numbers[k + 1]
+        numbers[per_thread - 1] = last
+
+    @cuda.jit(device=True)
+    def sort(index, scratch, n_rows, n_passes, n_each):
         # First the counts of each warp and digit, then entries that change places.
         shared = cuda.shared.array(size, _U)
         sums = cuda.shared.array(threads, _U)
         lasts = cuda.shared.array(warps, np.int32)
         words, places = cuda.local.array(per_thread, _U), cuda.local.array(per_thread, _U)
         t, n = cuda.threadIdx.x, index.size
-        warp, lane = t // _LANES, t % _LANES
+        warp, lane, n_warps = t // _LANES, t % _LANES, cuda.blockDim.x // _LANES
         first = _U(warp * _LANES * per_thread + lane)
         up_to_here = _U(_U(every) >> _U(31 - lane))
         below = _U(up_to_here >> _U(1))
@@ -129,8 +138,8 @@ def fill_and_sort(op: str, dtype: np.dtype, wide: bool, chunk: int, threads: int
             for j in range(t, warps * n_digits, threads):
                 shared[j] = _U(0)
             cuda.syncthreads()  # all counts are zero
-            for k in range(per_thread):
-                digit = digit_of(words[k], shift)
+            for _ in range(n_each):
+                digit = digit_of(words[0], shift)
                 same = same_digit(sums, digit)
                 before, at = _U(cuda.popc(_U(same & below))), _U(counts_of_warp + digit)
                 seen = shared[at]
@@ -138,16 +147,18 @@ def fill_and_sort(op: str, dtype: np.dtype, wide: bool, chunk: int, threads: int
                 if before == _U(0):
                     shared[at] = _U(seen + _U(cuda.popc(same)))
                 _meet()  # the first of each digit have written
-                places[k] = _U(seen + before)
+                turn(words, words[0])
+                turn(places, _U(seen + before))
             cuda.syncthreads()  # all counts are in place
             total = _U(0)
             if t < n_digits:
-                for other in range(warps):
-                    total = _U(total + shared[other * n_digits + t])
+                for other in range(0, n_warps, n_some):
+                    for k in range(n_some):
+                        total = _U(total + shared[(other + k) * n_digits + t])
                 sums[t] = total
             cuda.syncthreads()  # the counts of all digits are in place
             step = 1
-            while step < n_digits:
+            while step < min(n_digits, cuda.blockDim.x):
                 lower = sums[t - step] if t >= step and t < n_digits else _U(0)
                 cuda.syncthreads()  # all have read them
                 if t < n_digits:
@@ -156,7 +167,7 @@ def fill_and_sort(op: str, dtype: np.dtype, wide: bool, chunk: int, threads: int
                 step *= 2
             if t < n_digits:
                 begins = _U(sums[t] - total)
-                for other in range(0, warps, n_some):
+                for other in range(0, n_warps, n_some):
                     for k in range(n_some):
                         some[k] = shared[(other + k) * n_digits + t]
                     for k in range(n_some):
@@ -178,14 +189,15 @@ def fill_and_sort(op: str, dtype: np.dtype, wide: bool, chunk: int, threads: int
         m, n_here, end = _U(scratch_at(n)), _U(n), _U(n - 1)
         # Whether a place is its row's first, and its last: a bit for each k.
         are_first, are_last = _U(0), _U(0)
-        for k in range(per_thread):
+        for k in range(per_thread):  # no branches around the loads
             place, row = _U(first + _U(k * _LANES)), _U(words[k] >> _U(entry_bits))
-            if place < n_here:
-                scratch[_U(m + place)] = np.int32(row)
-                if place == _U(0) or _U(shared[_U(place - _U(1))] >> _U(entry_bits)) != row:
-                    are_first = _U(are_first | _U(1 << k))
-                if place == end or _U(shared[_U(place + _U(1))] >> _U(entry_bits)) != row:
-                    are_last = _U(are_last | _U(1 << k))
+            lower = _U(place - _U(1)) if place > _U(0) else place
+            upper = _U(place + _U(1)) if place < _U(most - 1) else place
+            before, after = _U(shared[lower] >> _U(entry_bits)), _U(shared[upper] >> _U(entry_bits))
+            is_first = ((place == _U(0)) | (before != row)) & (place < n_here)
+            is_last = (place == end) | (after != row)
+            are_first = _U(are_first | (_U(1 << k) if is_first else _U(0)))
+            are_last = _U(are_last | (_U(1 << k) if is_last else _U(0)))
         if are_first != _U(0):
             last = _U(first + _highest(are_first) * _U(_LANES))
             cuda.atomic.max(lasts, warp, np.int32(last))  # of integers: in any order
@@ -193,21 +205,25 @@ def fill_and_sort(op: str, dtype: np.dtype, wide: bool, chunk: int, threads: int
         begun = _U(0)
         for other in range(warp):
             begun = _U(lasts[other]) if lasts[other] >= 0 else begun
-        for k in range(per_thread):
-            place, flag = _U(first + _U(k * _LANES)), _U(are_first & _U(1 << k)) != _U(0)
+        for k in range(n_each):
+            place, word = _U(first + _U(k * _LANES)), words[0]
+            turn(words, word)
+            flag = _U(are_first & _U(_U(1) << _U(k))) != _U(0)
             heads, base = _U(_ballot(sums, flag)), _U(place - _U(lane))
             to_here, before = _U(heads & up_to_here), _U(heads & below)
             start = _U(base + _highest(to_here)) if to_here != _U(0) else begun
             if place < n_here:
-                ends, nth = _U(are_last & _U(1 << k)) != _U(0), _U(place - start)
+                ends = _U(are_last & _U(_U(1) << _U(k))) != _U(0)
+                nth = _U(place - start)
                 of_unit = _U(nth % _U(chunk))
                 full = of_unit == _U(chunk - 1)
-                mark = _U(words[k] & _U((1 << entry_bits) - 1))
+                mark = _U(word & _U((1 << entry_bits) - 1))
                 mark = _U(mark | (_U(_BEGINS) if of_unit == _U(0) else _U(0)))
                 mark = _U(mark | (_U(_ENDS) if full or ends else _U(0)))
                 is_long = nth >= _U(chunk) or (full and not ends)
                 mark = _U(mark | (_U(_LONG) if is_long else _U(0)))
                 scratch[place] = np.int32(mark)
+                scratch[_U(m + place)] = np.int32(word >> _U(entry_bits))
                 scratch[_U(m + m + place)] = np.int32(start)
                 if flag and place > _U(0):
                     earlier = _U(base + _highest(before)) if before != _U(0) else begun
@@ -219,9 +235,9 @@ def fill_and_sort(op: str, dtype: np.dtype, wide: bool, chunk: int, threads: int
             scratch[i] = np.int32(0)
 
     @bounded(threads)
-    def kernel(index, out, scratch, n_counters, n_rows, n_passes):
+    def kernel(index, out, scratch, n_counters, n_rows, n_passes, n_each):
         if cuda.blockIdx.x == 0:
-            sort(index, scratch, n_rows, n_passes)
+            sort(index, scratch, n_rows, n_passes, n_each)
             return
         i = (np.int64(cuda.blockIdx.x) - 1) * threads + cuda.threadIdx.x
         step = (np.int64(cuda.gridDim.x) - 1) * threads
@@ -254,8 +270,7 @@ def add_up(op: str, dtype: np.dtype, wide: bool, chunk: int):
     nothing, neighbours, per_word = (zero,) * width, window(width), width // n_words
     at_once, n_parts = min(AT_ONCE, chunk), JOIN_BLOCK[1]
     together = min(n_parts, 4 if width > 4 else 8)
-    n_marks = 2 * at_once  # in the middle of a unit
-    n_kept, n_joined = n_marks * n_words, together * width
+    n_kept, n_joined = at_once * n_words, together * width
 
     @cuda.jit(device=True)
     def unpack(words, k):
@@ -270,7 +285,7 @@ def add_up(op: str, dtype: np.dtype, wide: bool, chunk: int):
     def join(partial, first, count, n_features):
         """Add up the sums of units: of every ``n_parts``-th, and then those."""
         sums, total = cuda.local.array(n_joined, scalar), nothing
-        for part in range(0, n_parts, together):
+        for part in range(0, min(n_parts, count), together):
             for i in range(n_joined):
                 sums[i] = zero
             for unit in range(part, count, n_parts):
@@ -286,8 +301,8 @@ def add_up(op: str, dtype: np.dtype, wide: bool, chunk: int):
 
     @bounded(SUM_THREADS)
     def kernel(values, scratch, partial, out, n_entries, n_features, n_rows):
-        rows, marks = cuda.local.array(n_kept, word), cuda.local.array(n_marks, np.int32)
-        coming = cuda.local.array(at_once, np.int32)
+        rows = cuda.local.array(n_kept, word)
+        marks, coming = cuda.local.array(at_once, np.int32), cuda.local.array(at_once, np.int32)
         m, pieces = scratch_at(n_entries), n_features // width
         begin = (np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y) * at_once
         end = min(begin + at_once, n_entries)
@@ -296,26 +311,12 @@ def add_up(op: str, dtype: np.dtype, wide: bool, chunk: int):
         feature = np.int64(cuda.threadIdx.x * width)
         while feature < n_features:
             place, since, active, total = begin, begin, False, nothing
-            for k in range(n_marks):
+            for k in range(at_once):
                 marks[k] = scratch[place + k]
             while True:
-                flags = np.int32(0)
-                for k in range(n_marks):
-                    flags |= marks[k]
-                if active and flags < _BEGINS:  # the middle of a unit
-                    for k in range(n_marks):
-                        row = np.int64(marks[k])
-                        found = load(values, row * n_features + feature)
-                        for i in range(n_words):
-                            rows[k * n_words + i] = found[i]
-                    place += n_marks
-                    for k in range(n_marks):
-                        marks[k] = scratch[place + k]
-                    for k in range(n_marks):
-                        total = combine(total, unpack(rows, k))
-                    continue
-                needed = active
+                flags, needed = np.int32(0), active
                 for k in range(at_once):
+                    flags |= marks[k]
                     needed = needed or (place + k < end and marks[k] & _BEGINS != 0)
                 if not needed:
                     break  # what is left belongs to a unit that began before
@@ -325,15 +326,22 @@ def add_up(op: str, dtype: np.dtype, wide: bool, chunk: int):
                     for i in range(n_words):
                         rows[k * n_words + i] = found[i]
                 for k in range(at_once):
-                    coming[k] = scratch[place + n_marks + k]
+                    coming[k] = scratch[place + at_once + k]
+                if active and flags < _BEGINS:  # the middle of a unit
+                    for k in range(at_once):
+                        total = combine(total, unpack(rows, k))
+                        marks[k] = coming[k]
+                    place += at_once
+                    continue
                 # Units of no more than one row with several of them end among these.
                 ended, at = np.int32(0), place
-                for k in range(at_once):
-                    here, mark = place + k, marks[k]
+                # The compiler must not know how often: unrolled, it takes longer to read.
+                for here in range(place, place + min(at_once, n_rows * at_once)):
+                    mark = marks[0]
                     if here < end and mark & _BEGINS != 0:
                         active, total, since = True, nothing, here
                     if active:
-                        total = combine(total, unpack(rows, k))
+                        total = combine(total, unpack(rows, 0))
                         if mark & _ENDS != 0:
                             active = False
                             if mark & _LONG != 0:
@@ -346,6 +354,10 @@ def add_up(op: str, dtype: np.dtype, wide: bool, chunk: int):
                                 if row < n_rows:
                                     result = finish(total, scalar(here + 1 - since))
                                     store(out, row * n_features + feature, result)
+                    for k in range(at_once - 1):
+                        marks[k] = marks[k + 1]
+                    for k in range(n_kept - n_words):
+                        rows[k] = rows[k + n_words]
                 if ended > 0:
                     start = np.int64(scratch[2 * m + at])
                     n_of_row, slot = scratch[3 * m + start] - start, first_slot(start, chunk)
@@ -360,8 +372,7 @@ def add_up(op: str, dtype: np.dtype, wide: bool, chunk: int):
                         result = finish(whole, scalar(n_of_row))
                         store(out, row * n_features + feature, result)
                 for k in range(at_once):
-                    marks[k] = marks[n_marks - at_once + k]
-                    marks[n_marks - at_once + k] = coming[k]
+                    marks[k] = coming[k]
                 place += at_once
             feature += cuda.blockDim.x * width
 

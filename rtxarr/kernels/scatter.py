@@ -109,7 +109,7 @@ def _sort_and_sum(op: str, index: Any, values: Any, n_rows: int, sort: tuple) ->
     partial = empty(flat, (n_slots * n_features,), scalar) if n_slots else nothing(flat, scalar)
     given = op, values.dtype, wide, _CHUNK
     n_passes = -(-n_rows.bit_length() // DIGIT_BITS)
-    arguments: tuple[Any, ...] = index, out, scratch, n_counters, n_rows, n_passes
+    arguments: tuple[Any, ...] = index, out, scratch, n_counters, n_rows, n_passes, sort[1]
     launch_planned(_fill_and_sort, (*given, *sort), arguments)
     block = row_block(n_features, width)
     n_blocks = -(-n // (min(AT_ONCE, _CHUNK) * block[1]))

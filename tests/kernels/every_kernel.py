@@ -331,7 +331,7 @@ def scatter_cases():
         title, of = f"{op}-{name}{'-wide' * wide}", (op, dtype_of(name), wide, 64)
         index = ("int32" if op == "mean" else "int64", 1, "C")
         for sort in SORTS if op == "sum" and name == "float32" else SORTS[-1:]:
-            signature = (index, values, scratch, *numbers[1:])
+            signature = (index, values, scratch, *numbers)
             yield f"fill-and-sort-{title}-{sort}", fill_and_sort(*of, *sort), signature
         yield f"add-up-{title}", add_up(*of), (values, scratch, partial, values, *numbers[1:])
 

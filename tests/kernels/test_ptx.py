@@ -35,7 +35,7 @@ COMPUTE_IN_FLOAT64 = ("normal32", "exponential32")
 # The widest heads, the most frequencies and sums of wide rows, on the oldest device: 20 bytes.
 _WIDEST = "bfloat16-512-Variant(kind='mlp'"
 MAY_SPILL = (f"by-destinations-{_WIDEST}", f"by-sources-{_WIDEST}", "forward-16", "forward-32")
-MAY_SPILL += ("backward-1024-float32", "fill-and-sort")
+MAY_SPILL += ("backward-1024-float32",)
 # Counters of a tile's loop, a few bytes.
 MAY_SPILL_ON_ALL = ("gathered-",)
 
