@@ -22,14 +22,14 @@ from rtxarr.recipes._surfaces import SURFACES, find_balls, sample_surfaces
 class PointNetConfig(Config):
     """Settings."""
 
-    epochs: int = option(12, "passes over the training clouds", at_least=1)
+    epochs: int = option(5, "passes over the training clouds", at_least=1)
     batch_size: int = option(32, "clouds a step", at_least=2)
-    clouds: int = option(1600, "clouds to train on; a quarter as many to test", at_least=16)
+    clouds: int = option(3200, "clouds to train on; a quarter as many to test", at_least=16)
     points: int = option(256, "of a cloud", at_least=64)
     noise: float = option(0.02, "standard deviation of the points off the surface", at_least=0)
     width: int = option(32, "features of the first level", at_least=1)
     dropout: float = option(0.3, "share of the last hidden units dropped", at_least=0, below=1)
-    lr: float = option(3e-3, "highest learning rate of AdamW", above=0)
+    lr: float = option(4e-3, "highest learning rate of AdamW", above=0)
 
 
 class PointNet(nn.Module):
