@@ -205,7 +205,7 @@ def test_a_factor_for_each_head(place, skewed, dtype, n_heads, size, ordered):
 
 def test_indices_of_64_bits(place, skewed):
     graph = geom.Graph(skewed.indptr, skewed.indices, n_src=skewed.n_src)
-    graph.indices = graph.indices.astype(np.int64)
+    vars(graph)["indices"] = graph.indices.astype(np.int64)
     for kind in ("sum", "scaled", "max"):
         check(kind, graph, place, 8, "float32")
 

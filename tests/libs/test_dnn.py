@@ -13,7 +13,7 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import _device, nn
-from rtxarr.libs import _cudnn, _dnn, blas, dnn
+from rtxarr.libs import _dnn, blas, dnn
 from rtxarr.libs._layout import Unsupported
 from rtxarr.ops import _conv
 from rtxarr.ops._conv import _unfolded, _unfolded_input, _unfolded_weight
@@ -544,12 +544,12 @@ def test_convolutions(served, dtype, n_axes, last):
         assert bits([out]) == bits([again])
 
 
-def fused_convolutions(cupy, dtype, activation, allowed=1.0):
-    """Convolve with all that may be added, and compare with float64."""
+def fused_convolutions(cupy, dtype, activation, allowed=1.0, orders=(True, False)):
+    """Convolve with all that may be added, channels last or not, and compare with float64."""
     rng = np.random.default_rng(0)
     name, dtype = dtype, np.dtype(getattr(rx, dtype))
     windows = make_windows((3, 3), (9, 11), 1, 1, 1)
-    for last in (True, False):
+    for last in orders:
         x, weight, residual = (
             random_image(cupy, rng, s, dtype, last)
             for s in ((2, 16, 9, 11), (24, 16, 3, 3), (2, 24, 9, 11))
@@ -573,20 +573,28 @@ def fused_convolutions(cupy, dtype, activation, allowed=1.0):
 @pytest.mark.parametrize("activation", [None, "relu", "silu"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_fused_convolutions(served, dtype, activation):
-    fused_convolutions(served, dtype, activation)
+    fused_convolutions(served, dtype, activation, orders=(True,))
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_convolutions_whose_channels_come_first(cupy, dtype, activation):
+    """There cuDNN has plans for a bias, not for all else."""
+    fused_convolutions(cupy, dtype, activation, 2, orders=(False,))
 
 
 @pytest.fixture
 def unfused(cupy, monkeypatch):
     """Leave no plan for a convolution and what is added to it."""
-    run = _cudnn.Cudnn.run
+    library = _dnn.library()
+    run = library.run
 
-    def run_alone(library, problem, pointers):
+    def run_alone(problem, pointers):
         if any(x is not None for x in (problem.bias, problem.residual, problem.activation)):
             raise Unsupported("no plan for it")
-        run(library, problem, pointers)
+        run(problem, pointers)
 
-    monkeypatch.setattr(_cudnn.Cudnn, "run", run_alone)
+    monkeypatch.setattr(library, "run", run_alone)
     return cupy
 
 

@@ -117,5 +117,7 @@ def test_values_and_gradients_on_gpu(name, number):
         warnings.filterwarnings("ignore", ".*is not fused")
         want = value_and_gradients(function, args)
         got = value_and_gradients(fused, args)
+    # CuPy's products and functions of complex numbers round elsewhere.
+    exact = is_map(name, args) and not any(np.iscomplexobj(x) for x in CASES[name][number][1])
     for a, b in zip(got, want, strict=True):
-        assert_same(list(a), list(b), exact=is_map(name, args))
+        assert_same(list(a), list(b), exact=exact)
