@@ -7,6 +7,7 @@ import numpy as np
 import rtxarr as rx
 from rtxarr import geom
 from rtxarr.geom import _edges, _fused, _products, _ranks
+from rtxarr.geom._projected import projected_rows
 
 rng = np.random.default_rng(11)
 # Two edges between the same nodes, one from a node to itself, nodes without edges.
@@ -54,6 +55,10 @@ def slopes(x):
 @functools.cache
 def slopes_on(device):
     return [rx.asarray(key, device=device) for key in (-X3, Y3)]
+
+
+def _projected(weight, x, matrix, bias):
+    return projected_rows(weight, x, matrix, bias, graph=on(x), keep=True)
 
 
 # A multigraph of nodes that attend to themselves.
@@ -138,6 +143,10 @@ CASES = {
     ],
     "biased_sum": [
         (lambda w, x, b: _edges.biased_sum(w, x, b, graph=on(x)), (EDGES[:, 0], X, X[0])),
+    ],
+    "projected_rows": [
+        (lambda w, x, m, b: _projected(w, x, m, b)[0], (EDGES[:, 0], X, EDGES[:3], EDGES[:3, 0])),
+        (lambda w, x, m: _projected(w, x, m, None)[0], (EDGES[:, 0], X, EDGES[:3])),
     ],
     "edge_dot": [
         (lambda u, v: geom.sddmm(on(u), u, v), (X, Y)),

@@ -30,6 +30,7 @@ OTHER_ORDER = {
     "dot_attention": (0, 1),
     "projected_attention": (0, 1, 2),
     "weighted_sum": (0, 2),
+    "projected_rows": (0, 1),
     "edge_dot": (1,),
 }
 
