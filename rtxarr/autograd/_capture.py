@@ -136,13 +136,12 @@ class Captured:
 
     @property
     def n_graphs(self) -> int:
-        with self._lock:
-            return sum(case.graph is not None for case in self._cases)
+        return sum(case.graph is not None for case in [*self._cases])
 
     def pool_bytes(self, place: Any) -> int:
         """Give the bytes that the graphs on a device keep in memory pools of their own."""
-        with self._lock:
-            graphs = [case.graph for case in self._cases if case.graph is not None]
+        # Without the lock: who asks may have run out of memory in a step of another's.
+        graphs = [graph for case in [*self._cases] if (graph := case.graph) is not None]
         if not graphs or place.kind == "cpu":
             return 0
         with place:
@@ -168,15 +167,15 @@ class Captured:
         place = place_of(leaves)
         if place.kind == "cpu":
             return untracked(self._step(*args, **kwargs))
-        with self._lock:
-            try:
+        try:
+            with self._lock:
                 if _device.device() == place:
                     return self._run(leaves, structure, place.index)
                 with place:
                     return self._run(leaves, structure, place.index)
-            except MemoryError as error:
-                explain_out_of_memory(error, place)
-                raise
+        except MemoryError as error:
+            explain_out_of_memory(error, place)
+            raise
 
     def _run(self, leaves, structure, device_id):
         kinds = [kind(x) for x in leaves]

@@ -105,7 +105,7 @@ def aggregate(
             None,
             None,
         )
-    _check_weight(graph, x, weight)
+    check_weight(graph, x, weight)
     x, weight = _of_one_dtype(x, weight)
     if op in ("sum", "mean"):
         out = _weighted(graph, x, weight)
@@ -135,7 +135,7 @@ def weighted_sum(graph: Any, x: Any, weight: Any, bias: Any) -> Any:
     if bias is None or weight is None or graph.mask is not None:
         return _plus(aggregate(graph, x, weight=weight), bias)
     check_nodes("x", x, graph, graph.n_src, "sources")
-    _check_weight(graph, x, weight)
+    check_weight(graph, x, weight)
     if not _edges.adds_bias(raw(weight), raw(x), raw(bias)):
         return _plus(aggregate(graph, x, weight=weight), bias)
     return _edges.biased_sum(weight, x, bias, graph=graph)
@@ -244,7 +244,7 @@ def _check_place(name, x, graph):
         raise ValueError(f"{name} must be on {graph.device}, where the graph is, got {place}")
 
 
-def _check_weight(graph, x, weight):
+def check_weight(graph, x, weight):
     check_edges("weight", weight, graph)
     if tuple(weight.shape[1:]) != tuple(x.shape[1 : weight.ndim]):
         raise ValueError(

@@ -106,7 +106,7 @@ def _norm(graph, weight, improved, add_self_loops, dtype):
         found = looped(graph)
         weight, graph = found.weight(weight, 2.0 if improved else 1.0), found.graph
     degree = _edges.collect(weight, graph=graph)
-    check_degrees(raw(degree), given, graph)
+    check_degrees(raw(degree), given, graph, "end", improved)
     return graph, astype(scaled(weight, degree, graph), dtype, copy=False)
 
 
@@ -117,13 +117,16 @@ def scaled(weight, degree, graph):
     return where(alone, 0, weight) / sqrt(where(alone, 1, product))
 
 
-def check_degrees(degree: Any, weight: Any, graph: Graph, side: str = "end") -> None:
-    """Refuse sums of weights below zero and NaN; on a GPU once for each array of weights."""
+def check_degrees(degree: Any, weight: Any, graph: Graph, side: str, rule: Any) -> None:
+    """Refuse sums of weights below zero and NaN; on a GPU once for each array of weights.
+
+    ``rule`` tells apart what else is added up at one ``side``.
+    """
     if not _device.is_device_array(degree) or values_are_checked():
         _require_positive(degree, side)
     elif weight is not None and not _is_computed(weight):
         array = raw(weight)
-        key = ("checked", id(array))
+        key = ("checked", side, rule, id(array))
         if key not in graph._kept:
             _require_positive(degree, side)
             # Noted while the array lives, since another one may get its id.

@@ -9,7 +9,7 @@ from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.geom import _edges
-from rtxarr.geom._aggregate import weighted_sum
+from rtxarr.geom._aggregate import check_nodes, check_weight, weighted_sum
 from rtxarr.geom._bins import bins
 from rtxarr.kernels import gather_product as kernels
 from rtxarr.ops import linear, matmul, matrix_transpose
@@ -43,6 +43,8 @@ def projected_sum(graph: Any, x: Any, weight: Any, matrix: Any, bias: Any) -> An
     """
     if weight is None:
         return linear(weighted_sum(graph, x, None, None), matrix, bias)
+    check_nodes("x", x, graph, graph.n_src, "sources")
+    check_weight(graph, x, weight)
     keep = is_recording() and isinstance(matrix, Tensor) and matrix.requires_grad
     return projected_rows(weight, x, matrix, bias, graph=graph, keep=keep)[0]
 
@@ -51,7 +53,8 @@ def projected_sum(graph: Any, x: Any, weight: Any, matrix: Any, bias: Any) -> An
 def projected_rows(weight, x, matrix, bias=None, /, *, graph, keep):
     """Give the products and, to ``keep``, the sums that the matrix's gradient needs."""
     stored, order = _edges._as_stored(weight, graph)
-    if order is None and stored.dtype == x.dtype and _fit(graph, x, matrix):
+    of_one_dtype = stored.dtype == x.dtype and (bias is None or bias.dtype == x.dtype)
+    if order is None and of_one_dtype and _fit(graph, x, matrix):
         options = {"bias": bias, "keep": keep}
         edges = graph.indptr, graph.indices, bins(graph)
         return kernels.gather_product(x, *edges, stored, matrix.T, **options)

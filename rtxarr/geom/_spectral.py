@@ -263,7 +263,7 @@ def _laplacian(graph, weight, dtype):
     weight = astype(weight, accumulator(dtype), copy=False)  # products of degrees leave float16
     weight = where(graph.src == graph.dst, 0 * weight, weight)
     degree = _edges.collect(weight, graph=graph.T)
-    check_degrees(raw(degree), given, graph, "begin")
+    check_degrees(raw(degree), given, graph, "begin", "Laplacian")
     return astype(scaled(weight, degree, graph), dtype, copy=False)
 
 

@@ -27,7 +27,7 @@ def fits(x: Any, matrix: Any, n_rows: int) -> bool:
     """Tell whether the kernel is for these arrays, and worth it."""
     if not (runs_here(x) and x.ndim == matrix.ndim == 2 and n_rows >= _FEW):
         return False
-    if not x.dtype == matrix.dtype == _F32 or _address(x) % 16:
+    if not x.dtype == matrix.dtype == _F32 or _address(x) % 16 or x.shape[1] != matrix.shape[0]:
         return False
     from rtxarr.kernels._gather_product_cuda import MOST
 
@@ -97,6 +97,9 @@ def gather_product(
         strides = n_out, 1
     else:
         matrix, strides = packed(matrix.T), (1, n_in)
+    if bias is not None:
+        bias = packed(bias)
+        bias = bias.copy() if _address(bias) % 16 else bias
     parts, gathered = packed(x), True
     for level in levels:
         joined, n_pieces = parts, level.n_pieces
@@ -106,7 +109,7 @@ def gather_product(
         flags = gathered, bias is not None, keep
         arguments = (
             *level[:3], n_pieces, given, weight, joined, matrix,
-            weight if bias is None else packed(bias), out, sums,
+            weight if bias is None else bias, out, sums,
             n_in, n_out, *strides,
         )  # fmt: skip
         launch_planned(_products, flags, arguments)

@@ -123,13 +123,15 @@ def _convolve(result, shape, x, weight, y, windows, bias=None, residual=None, ac
         added = (bias, residual, activation)
         try:
             return _run_convolution(*operands, *added)
-        except Unsupported:
+        except Unsupported as error:
             if all(x is None for x in added):
                 raise
+            reason = str(error)
             out = _run_convolution(*operands, None, None, None)
         names = ("bias", "residual", "activation")
         found = [name for name, x in zip(names, added, strict=True) if x is not None]
-        _dnn.refuse(Unsupported(f"{' and '.join(found)} after a convolution in {dtype}"))
+        what = f"{' and '.join(found)} after a convolution in {dtype}"
+        _dnn.refuse(Unsupported(f"{what}: {reason}" if reason else what))
         return _finished(library.cupy, out, *added)
     except Unsupported as reason:
         _dnn.refuse(reason)

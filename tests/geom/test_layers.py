@@ -565,10 +565,14 @@ def test_a_gpu_is_waited_for_when_weights_are_first_seen(monkeypatch):
     weight, degree = np.ones(2), np.ones(2)
     leaf = rx.Tensor(weight, requires_grad=True)
     for given in (weight, weight, rx.Tensor(weight), leaf, None, leaf * 2, np.ones(2), np.ones(2)):
-        _gcn.check_degrees(degree, given, graph)
+        _gcn.check_degrees(degree, given, graph, "end", False)
     assert len(found) == 3
     del given
-    assert [key for key in graph._kept if key[0] == "checked"] == [("checked", id(weight))]
+    keys = [key for key in graph._kept if key[0] == "checked"]
+    assert keys == [("checked", "end", False, id(weight))]
+    for side, rule in (("end", True), ("begin", "Laplacian"), ("begin", "Laplacian")):
+        _gcn.check_degrees(degree, weight, graph, side, rule)
+    assert len(found) == 5
 
 
 def test_improved_without_weights():

@@ -148,6 +148,40 @@ def test_a_layer_and_its_gradients_are_those_of_float64(layer):
         assert run(lambda graph, layer, x: [layer(graph, x)])[1] == []
 
 
+def test_what_the_layer_gets_is_checked_before_the_kernel(layer):
+    run, graph, x, n = layer
+    n_in = x.shape[1]
+    for shape, message in (
+        ((n, n_in + 4), "x must have"),
+        ((n, n_in - 4), "x must have"),
+        ((n - 1, n_in), f"x must have a row for each of {n} sources"),
+        ((n + 1, n_in), f"x must have a row for each of {n} sources"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(
+                lambda graph, layer, x, shape=shape: [layer(graph, rx.ones(shape, dtype="float32"))]
+            )
+
+    def weighted(graph, layer, x):
+        layer.normalize = False
+        return [layer(graph, x, rx.ones(graph.n_edges + 2, dtype="float32"))]
+
+    with pytest.raises(ValueError, match="an entry for each of"):
+        run(weighted)
+
+
+def test_a_bias_that_is_part_of_a_vector(skewed, place):
+    indptr, indices, x, weight, matrix = (_device.to_device(a, place) for a in skewed)
+    levels = _bins.deal_out(indptr, *((4, 2) if place.kind == "cpu" else ()))
+    n_out = matrix.shape[1]
+    vector = _device.to_device(np.arange(n_out + 5, dtype="float32"), place)
+    given = x, indptr, indices, levels, weight, matrix
+    for start in (1, 4, 5):
+        bias = vector[start : start + n_out]
+        got, want = (gather_product(*given, bias=b)[0] for b in (bias, bias.copy()))
+        assert_close(_device.to_device(got, "cpu"), _device.to_device(want, "cpu"), exact=True)
+
+
 def test_where_all_nodes_have_edges_the_product_is_its_own(layer, place):
     run, graph, _, n = layer
     with rx.device(place):

@@ -606,7 +606,7 @@ def test_convolutions_that_are_not_fused(unfused, dtype, activation):
     refused = dnn.status().refused - before
     assert sum(refused.values()) == (6 if activation is None else 8)
     added = "bias and residual and activation" if activation else "bias and residual"
-    assert refused[f"{added} after a convolution in {dtype}"] == 2
+    assert refused[f"{added} after a convolution in {dtype}: no plan for it"] == 2
 
 
 def test_convolutions_with_a_bias_are_not_unfolded(unfused, monkeypatch):

@@ -53,8 +53,9 @@ _ROUGH = {"divide": "rough_divide", "reciprocal": "rough_reciprocal", "sigmoid":
 def with_rough_sigmoids(loops: Loops) -> Loops:
     """Return loops whose quotients by something plus an exponential take a GPU's reciprocal.
 
-    It is zero for divisors over 8.5e37, where the exponential is about to be infinite. Exponentials
-    that nothing else needs are a GPU's own, too.
+    It is zero for divisors over 8.5e37, so the exponential must not be in what is divided, and what
+    is added to it is a number, as that of a divisor below the normal ones would be infinite.
+    Exponentials that nothing else needs are a GPU's own, too.
     """
     if not any(s.op in _ROUGH for p in loops.phases for s in p.body):
         return loops
@@ -65,6 +66,7 @@ def with_rough_sigmoids(loops: Loops) -> Loops:
 
 
 def _with_rough_sigmoids(loops: Loops, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    everything = {s.name: s for s in loops.statements if s.op != "store"}
     made = {s.name: s for s in body if s.op != "store" and ops.kind(s.dtype) in "hf"}
     used = Counter(name for s in loops.statements for name in s.args if isinstance(name, str))
     used += Counter(a.of for p in loops.phases for a in p.accumulators)
@@ -77,11 +79,34 @@ def _with_rough_sigmoids(loops: Loops, body: tuple[Statement, ...]) -> tuple[Sta
         if total is None or total.op != "add":
             continue
         exponentials = [n for n in total.args if n in made and made[n].op == "exp"]
-        if exponentials:
-            rough[s.name] = _ROUGH[s.op]
-            alone = [n for n in exponentials if used[n] == used[total.name] == 1]
-            rough |= dict.fromkeys(alone, "rough_exp")
+        rest = [n for n in total.args if n not in exponentials]
+        if len(exponentials) != 1 or not all(_is_number(n, everything) for n in rest):
+            continue
+        if s.op == "divide" and exponentials[0] in _sources(s.args[0], made):
+            continue
+        rough[s.name] = _ROUGH[s.op]
+        if used[exponentials[0]] == used[total.name] == 1:
+            rough[exponentials[0]] = "rough_exp"
     return tuple(dataclasses.replace(s, op=rough.get(s.name, s.op)) for s in body)
+
+
+def _is_number(name: str, made: dict[str, Statement]) -> bool:
+    """Tell whether a value is one of the program's numbers, the same for all elements."""
+    s = made.get(name)
+    while s is not None and s.op == "cast":
+        s = made.get(s.args[0])
+    return s is not None and s.op == "scalar"
+
+
+def _sources(name: str, made: dict[str, Statement]) -> set[str]:
+    """Return the values that one is computed from, and its own name."""
+    found, left = set(), [name]
+    while left:
+        name = left.pop()
+        if name in made and name not in found:
+            found.add(name)
+            left += [x for x in made[name].args if isinstance(x, str)]
+    return found
 
 
 def _divisors(loops: Loops) -> dict:

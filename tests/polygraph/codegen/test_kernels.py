@@ -380,16 +380,49 @@ def test_fast_logistic_functions(name, dtype, dialect):
     assert got[3] == 0 or name == "SiLU" and np.isnan(got[3])
 
 
+def one(x):
+    return ir.broadcast(ir.constant(1, "float32"), x.shape)
+
+
 def test_an_exponential_that_is_needed_elsewhere_is_exact():
     x = ir.input_node(0, "float32", (333,))
     e = ir.map_node("exp", x)
-    quotient = ir.map_node(
-        "divide", e, ir.map_node("add", e, ir.broadcast(ir.constant(1, "float32"), x.shape))
-    )
+    graph = ir.Graph([x], [ir.map_node("divide", x, ir.map_node("add", e, one(x))), e])
     backend = EmulatorBackend(mode="fast")
-    program = Program(ir.Graph([x], [quotient]), backend)
+    program = Program(graph, backend)
     text = backend.source(program.steps[0].loops).partition("__global__")[2]
     assert "expf(" in text and "RECIPROCAL" in text and "ROUGH_EXP" not in text
-    given = np.linspace(-80, 80, 333, dtype="float32")
+    given = np.linspace(-85, 85, 333, dtype="float32")
     wide = np.exp(given.astype("float64"))
-    assert_close(program(given)[0].astype("float64"), wide / (wide + 1), rtol=1e-6)
+    assert_close(program(given)[0].astype("float64"), given / (wide + 1), rtol=1e-6, atol=1e-36)
+
+
+SHARES = {
+    "exp(x) / (exp(x) + 1)": lambda x, y: (x, ir.map_node("add", x, one(x))),
+    "2 exp(x) / (1 + exp(x))": lambda x, y: (
+        ir.map_node("add", x, x),
+        ir.map_node("add", one(x), x),
+    ),
+    "exp(x) / (exp(x) + exp(y))": lambda x, y: (x, ir.map_node("add", x, y)),
+    "y / (exp(x) + y)": lambda x, y: (y, ir.map_node("add", x, y)),
+}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_shares_of_large_and_small_exponentials(name):
+    """A GPU's own reciprocal is zero for large divisors and infinite for small ones."""
+    x, y = (ir.input_node(i, "float32", (8,)) for i in range(2))
+    made = SHARES[name](ir.map_node("exp", x), ir.map_node("exp", y))
+    program = Program(
+        ir.Graph([x, y], [ir.map_node("divide", *made)]), EmulatorBackend(mode="fast")
+    )
+    given = np.array(
+        [[-90, -87, -1, 0, 1, 87, 88, 88.5], [-90, -87, 1, 0, 2, 87, 80, 60]], "float32"
+    )
+    e = dict(zip("xy", np.exp(given.astype("float64")), strict=True))
+    first = {"exp(x)": e["x"], "2 exp(x)": 2 * e["x"], "y": e["y"]}[name.partition(" / ")[0]]
+    total = e["x"] + (1 if "1" in name else e["y"])
+    with np.errstate(over="ignore"):
+        got = program(*given)[0].astype("float64")
+    fits = np.maximum(first, total) < 3.4e38
+    assert_close(got[fits], (first / total)[fits], rtol=1e-4)
