@@ -16,9 +16,11 @@ from rtxarr.polygraph._elementwise import (
     as_array,
     cast,
     elementwise,
+    kind_of,
     stored,
     tensor_of,
     where,
+    where_dtype,
 )
 from rtxarr.polygraph._ir import REPEATED
 from rtxarr.polygraph._trace import Tracer, concretization
@@ -113,6 +115,10 @@ def _ufunc_reduce(ufunc, inputs, outs, mask, dtype, kwargs):
 def clip(x: Any, low: Any = None, high: Any = None) -> Tracer:
     """Limit elements as ``np.clip`` does, in the common dtype."""
     x = as_array(x)
+    if low is not None and high is not None:
+        kinds = (x.dtype, kind_of(tensor_of(low)), kind_of(tensor_of(high)))
+        # NumPy has no loop of its own for bfloat16.
+        x = cast(x, where_dtype(*(np.dtype("f4") if k == bfloat16 else k for k in kinds)))
     for bound, larger, beyond in ((low, np.maximum, np.less), (high, np.minimum, np.greater)):
         if bound is not None:
             zero = x.dtype.kind == "f" and np.isscalar(bound) and bool(bound == 0)

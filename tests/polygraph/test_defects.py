@@ -183,6 +183,16 @@ def test_half_precision_rounds_after_each_operation(dtype):
     check(lambda y: (y * y + y) * y - y / 3, y)
 
 
+@pytest.mark.parametrize("dtype", ["?", np.int8, np.int32, f2, f4, rx.bfloat16])
+def test_clipping_between_two_bounds_has_numpys_dtype(dtype):
+    """NumPy takes all three to one dtype, which is never bfloat16."""
+    x = np.array([-3, 0, 2, 5]).astype(dtype)
+    for other in (f4, rx.bfloat16):
+        y = x.astype(other)
+        check(lambda x, y: (np.clip(x, 0.5, y), np.clip(y, x, y), x.clip(y, None)), x, y)
+    check(lambda x: (np.clip(x, 0, 1), np.clip(x, [1, 0, 0, 1], f2(2))), x)
+
+
 def test_the_gradient_of_where_ignores_what_is_not_taken():
     """jax#1052, jax#347, jax#20601, tinygrad#12409, autograd#802."""
 
