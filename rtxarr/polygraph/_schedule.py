@@ -122,7 +122,7 @@ def is_pointwise(node: Node, backend: Any) -> bool:
         return all(backend.fuses(node.op, dtype) for dtype in kinds)
     if node.op == "spread":
         return _has_edges(node.shape[0]) and backend.fuses("segment_reduce", node.dtype)
-    return node.op in _POINTWISE
+    return node.op in _POINTWISE and backend.fuses("cast", node.dtype)  # there is such a type
 
 
 def is_reduction(node: Node, backend: Any) -> bool:

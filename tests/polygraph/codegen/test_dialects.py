@@ -137,3 +137,18 @@ def test_metal_leaves_what_it_lacks_to_the_interpreter(op, dtype):
     assert [s.loops for s in program.steps] == [None]
     (got,) = program(np.ones(4, dtype))
     assert got.dtype.kind == "f"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("move", ["concat", "gather", "update"])
+def test_metal_moves_no_dtype_that_it_lacks(move, dtype):
+    x, y, index = (ir.input_node(i, d, (2,)) for i, d in enumerate([dtype, dtype, "int64"]))
+    node, want = {
+        "concat": (ir.concat([x, y], 0), [1, 2, 7, 8]),
+        "gather": (ir.gather(x, index, 0), [2, 1]),
+        "update": (ir.update(x, ir.slice_node(y, (1,), (1,), (1,)), (0,), (1,)), [8, 2]),
+    }[move]
+    program = Program(ir.Graph([x, y, index], [node]), backend("metal"))
+    assert not any(s.loops for s in program.steps)
+    (got,) = program(np.array([1, 2], dtype), np.array([7, 8], dtype), np.array([1, 0]))
+    np.testing.assert_array_equal(got, want)
