@@ -37,6 +37,13 @@ def _has_gpu():
     return cupy.is_available()
 
 
+def _has_nvrtc():
+    try:
+        return importlib.util.find_spec("cuda.bindings.nvrtc") is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def _backends():
     wanted = os.environ.get("RTXARR_TEST_BACKENDS")
     for name in wanted.split(",") if wanted else DEFAULT_BACKENDS:
@@ -47,6 +54,7 @@ def pytest_collection_modifyitems(items):
     missing = {
         "gpu": None if _has_gpu() else "needs a CUDA device and cupy",
         "compare": None if importlib.util.find_spec("torch") else "needs torch",
+        "nvrtc": None if _has_nvrtc() else "needs NVRTC",
         "sim": None
         if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
         else "needs NUMBA_ENABLE_CUDASIM=1",

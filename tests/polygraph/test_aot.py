@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr import _device
 from rtxarr.polygraph import (
     ArraySpec,
     BundleError,
@@ -667,14 +666,11 @@ def test_target_that_fits_is_taken(tmp_path, monkeypatch):
 
 def cuda_bundle(architectures=("sm_80", "sm_90", "sm_100")):
     pytest.importorskip("cupy")
-    try:
-        _device.nvrtc.nvrtcVersion()
-    except Exception:
-        pytest.skip("needs NVRTC")
     x = ArraySpec((4, 300), "float32")
     return fuse(faults.softmax).aot([(x,)], targets="cuda", architectures=architectures)
 
 
+@pytest.mark.nvrtc
 def test_machine_code_for_several_gpus():
     bundle = cuda_bundle()
     assert sorted(bundle.parts) == ["cuda 0 sm_100", "cuda 0 sm_80", "cuda 0 sm_90"]
@@ -682,6 +678,7 @@ def test_machine_code_for_several_gpus():
     assert len(set(bundle.parts.values())) == 3
 
 
+@pytest.mark.nvrtc
 @pytest.mark.skipif(not emulator.HAS_COMPILER, reason="needs g++")
 def test_gpu_program_runs_what_was_saved(tmp_path, monkeypatch):
     bundle = cuda_bundle()
@@ -699,6 +696,7 @@ def test_gpu_program_runs_what_was_saved(tmp_path, monkeypatch):
     assert gpu.loaded == [bundle.parts["cuda 0 sm_90"]]
 
 
+@pytest.mark.nvrtc
 def test_other_gpus_are_refused_by_name(tmp_path, monkeypatch):
     path = tmp_path / "f.rtx"
     cuda_bundle(("sm_80", "sm_90")).save(path)

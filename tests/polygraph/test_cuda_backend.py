@@ -305,9 +305,8 @@ def test_indices_into_a_part_of_a_large_array_have_64_bits(stride, wide):
     assert backend.made[0].wide is wide
 
 
+@pytest.mark.nvrtc
 def test_text_is_compiled_once(tmp_path, monkeypatch):
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
-    del nvrtc
     monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(_cuda_backend._cache, "kernels", _cuda_backend._cache.KernelCache())
     backend = CudaBackend(gpu=FakeGpu())
@@ -319,9 +318,8 @@ def test_text_is_compiled_once(tmp_path, monkeypatch):
     assert _cuda_backend._cache.cache_info().compiled == 2
 
 
+@pytest.mark.nvrtc
 def test_what_does_not_compile_is_said(tmp_path, monkeypatch):
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
-    del nvrtc
     monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
     with pytest.raises(RuntimeError, match="expected a"):
         _cuda_backend.machine_code("extern int f(;", (9, 0), strict=True)

@@ -400,9 +400,9 @@ def test_a_table_in_the_buffer_of_arguments(offset):
     assert len(backend.gpu.started) == 2 * len(launches_of(program))
 
 
+@pytest.mark.nvrtc
 @pytest.mark.parametrize("cc", [(8, 0), (9, 0), (10, 0)])
 def test_text_compiles(cc):
-    pytest.importorskip("cuda.bindings.nvrtc")
     members = [square(100 + i, i) for i in range(100)]
     kernel = generate(_multi.joined(members), CUDA)
     _, log = _nvrtc.compile_text(kernel.text, cc, more=("--ptxas-options=-v",))

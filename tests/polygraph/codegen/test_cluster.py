@@ -148,10 +148,10 @@ def test_how_rows_are_shared():
     assert shape_of(512, 262_144, clusters=False)[0] == "rows"
 
 
+@pytest.mark.nvrtc
 @pytest.mark.parametrize("cc", [(9, 0), (10, 0)])
 @pytest.mark.parametrize("name", CASES)
 def test_shared_rows_compile(name, cc):
-    pytest.importorskip("cuda.bindings.nvrtc")
     found = program(name, EmulatorBackend(clusters=_kernels.has_clusters(cc)))
     with short_rows():
         text = found.backend.source(found.steps[0].loops)

@@ -291,9 +291,9 @@ def test_short_columns_have_few_threads_each():
     assert kernel.launches[0].block == (128, 2)
 
 
+@pytest.mark.nvrtc
 @pytest.mark.parametrize("cc", [(8, 0), (9, 0), (10, 0)], ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 def test_nothing_is_spilled(cc):
-    pytest.importorskip("cuda.bindings.nvrtc")
     for function in (product, and_terms, of_normal_rows, joined, scaled_columns):
         loops, _ = kernel_of(function, (32, 256, 1152))
         text = generate(loops, CUDA).text

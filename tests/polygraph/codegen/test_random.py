@@ -76,9 +76,9 @@ def units():
     return [join_texts(k for k in built if k.head == head) for head in heads]
 
 
+@pytest.mark.nvrtc
 @pytest.mark.parametrize("cc", [(8, 0), (9, 0), (10, 0)], ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 def test_nvrtc_compiles(cc):
-    pytest.importorskip("cuda.bindings.nvrtc")
     for text in units():
         cubin, log = _nvrtc.compile_text(text, cc, more=("--ptxas-options=-v",))
         assert cubin[:4] == b"\x7fELF"

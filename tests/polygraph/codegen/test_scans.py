@@ -281,9 +281,9 @@ def test_a_missing_barrier_is_found():
         assert not np.allclose(out, want), f"barrier {k} is not missed"
 
 
+@pytest.mark.nvrtc
 @pytest.mark.parametrize("cc", [(8, 0), (9, 0), (10, 0)], ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 def test_nvrtc_compiles(cc):
-    pytest.importorskip("cuda.bindings.nvrtc")
     backend = EmulatorBackend()
     for dtype, *lengths in (
         ("float32", 20, 4099, 8192, 32_000),
