@@ -20,10 +20,21 @@ OF_REALS = "floor_divide remainder".split()
 OF_TWO_FLOATS = "true_divide arctan2 hypot copysign logaddexp nextafter".split()
 OF_BITS = "bitwise_and bitwise_or bitwise_xor left_shift right_shift".split()
 OPERATORS = "add sub mul truediv lt ge".split()
+# Which no two libraries round alike.
+INEXACT = frozenset(
+    """exp log tanh sin cos exp2 log1p expm1 cbrt arctan sinh arctan2 hypot logaddexp""".split()
+)
 
 
 class Random:
     """One random program and its arguments.
+
+    Parameters
+    ----------
+    seed : int
+    device : bool, default False
+        For kernels that add in an order of their own and have other functions than NumPy's: a
+        longer program, in which only whole numbers are scanned and nothing is made of ``near``.
 
     Attributes
     ----------
@@ -33,22 +44,26 @@ class Random:
         What each does, and a function of the values so far that gives one more or writes into one.
     loose : set of int
         Values that hold sums whose order is not NumPy's, or come of them.
+    near : set of int
+        On a device, values of functions that are not rounded right, and views of them.
     """
 
-    def __init__(self, seed):
+    def __init__(self, seed, *, device=False):
         self.rng = np.random.default_rng(seed)
+        self.device = device
         self.overlaps = False
         self.args = self._arguments()
         self.steps = []
-        self.loose = set()
+        self.loose, self.near = set(), set()
         self.n_args = len(self.args)
         values = self._copy_of_arguments()
         self.values = values
-        for _ in range(self.rng.integers(2, 9)):
+        for _ in range(self.rng.integers(8, 15) if device else self.rng.integers(2, 9)):
             self._step()
         n = len(self.values)
         own = list(range(self.n_args, n)) or [0]
-        self.results = sorted({int(i) for i in self.rng.choice(own, min(3, len(own)))} | {n - 1})
+        some = self.rng.choice(own, min(5 if device else 3, len(own)))
+        self.results = sorted({int(i) for i in some} | {n - 1})
 
     def __call__(self, *args):
         values = list(args)
@@ -141,7 +156,7 @@ class Random:
 
     # ------------------------------------------------------------------------------ steps
 
-    def _add(self, word, step, *sources, loose=False):
+    def _add(self, word, step, *sources, loose=False, near=False):
         """Keep a step if NumPy can do it."""
         is_new = not word.startswith("(")
         try:
@@ -156,6 +171,8 @@ class Random:
             word = f"v{len(self.values)} = {word}"
             if loose or any(i in self.loose for i in sources):
                 self.loose.add(len(self.values))
+            if self.device and (near or any(i in self.near for i in sources)):
+                self.near.add(len(self.values))
             self.values.append(out)
         self.steps.append((word, step))
 
@@ -164,7 +181,11 @@ class Random:
         found = [
             i
             for i, x in enumerate(self.values)
-            if (hasattr(x, "dtype") and x.dtype.kind in kinds and not (exact and i in self.loose))
+            if (
+                hasattr(x, "dtype")
+                and x.dtype.kind in kinds
+                and not (exact and (i in self.loose or i in self.near))
+            )
             or (not array and isinstance(x, (int, float)))
         ]
         return int(self.pick(found)) if found else None
@@ -203,7 +224,13 @@ class Random:
         i = self._some(kinds)
         if i is not None:
             f = getattr(np, name)
-            self._add(f"np.{name}(v{i})", lambda v: f(v[i]), i)
+            near = name in INEXACT or self._contracts(name, i)
+            self._add(f"np.{name}(v{i})", lambda v: f(v[i]), i, near=near)
+
+    def _contracts(self, name, *sources):
+        """Tell whether a step of complex numbers may be rounded once or more often."""
+        is_complex = any(np.iscomplexobj(self.values[i]) for i in sources)
+        return is_complex and name in "multiply mul truediv square absolute".split()
 
     def _binary(self):
         how = self.rng.random()
@@ -222,14 +249,28 @@ class Random:
             f, word = getattr(operator, name), name
             if self.rng.random() < 0.4:
                 number = self.pick([1, 2, -3, 0.5, 7, 1.0])
-                self._add(f"{word}(v{i}, {number})", lambda v: f(v[i], number), i)
+                near = self._contracts(name, i)
+                self._add(f"{word}(v{i}, {number})", lambda v: f(v[i], number), i, near=near)
                 return
         else:
             name = self.pick(names)
             f, word = getattr(np, name), f"np.{name}"
         if self.rng.random() < 0.5:
             i, j = j, i
-        self._add(f"{word}(v{i}, v{j})", lambda v: f(v[i], v[j]), i, j)
+        near = name in INEXACT or self._contracts(name, i, j)
+        f, word = self._of_zeros(f, word)
+        self._add(f"{word}(v{i}, v{j})", lambda v: f(v[i], v[j]), i, j, near=near)
+
+    def _of_zeros(self, f, word):
+        """Let a device have 0.0 where NumPy's dtype and processor choose between 0.0 and -0.0."""
+        if not self.device or word not in ("np.maximum", "np.minimum", "np.max", "np.min"):
+            return f, word
+
+        def unsigned(*args, **options):
+            out = f(*args, **options)
+            return out + 0 if out.dtype.kind in "fV" else out
+
+        return unsigned, f"0 + {word}"
 
     def _where(self):
         c, i, j = self._some("b"), self._some(), self._some(array=False)
@@ -265,9 +306,9 @@ class Random:
         if i is None:
             return
         axis, keepdims = self._axis(self.values[i]), bool(self.rng.random() < 0.5)
-        f = getattr(np, name)
+        f, word = self._of_zeros(getattr(np, name), f"np.{name}")
         self._add(
-            f"np.{name}(v{i}, {axis=}, {keepdims=})",
+            f"{word}(v{i}, {axis=}, {keepdims=})",
             lambda v: f(v[i], axis=axis, keepdims=keepdims),
             i,
         )
@@ -308,10 +349,13 @@ class Random:
         axis = -1 if self.rng.random() < 0.8 else 0
         if axis == 0:
             first = last = 1
-        word = f"np.{f.__name__}((v{i} + v{i})[..., ::{first}], {axis=})[..., ::{last}]"
+        exact = self.device and self.values[i].dtype.kind in "fV"
+        made = f"np.clip(np.rint(v{i} + v{i}), -1, 1)" if exact else f"(v{i} + v{i})"
+        word = f"np.{f.__name__}({made}[..., ::{first}], {axis=})[..., ::{last}]"
 
         def step(v):
-            return f((v[i] + v[i])[..., ::first], axis=axis)[..., ::last]
+            x = np.clip(np.rint(v[i] + v[i]), -1, 1) if exact else v[i] + v[i]
+            return f(x[..., ::first], axis=axis)[..., ::last]
 
         self._add(word, step, i)
 
@@ -397,6 +441,8 @@ class Random:
         how = self.rng.integers(4)
         key = self._key(x)
         f = self.pick([operator.iadd, operator.isub, operator.imul])
+        if self.device and x.dtype.kind == "c" and f is operator.imul:
+            return
 
         if how == 0:
 
@@ -449,3 +495,23 @@ def copied(x, memo):
     out = np.ndarray(x.shape, x.dtype, new, offset, x.strides) if new.size else new.reshape(x.shape)
     out.flags.writeable = x.flags.writeable
     return out
+
+
+def on_gpu(args, cupy):
+    """Copy arrays to a GPU; their layouts, and what memory they share, stay as they are."""
+    memory = {}
+
+    def moved(x):
+        if not isinstance(x, np.ndarray):
+            return x
+        if not x.size:
+            return cupy.empty(x.shape, x.dtype)
+        base = x
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        if id(base) not in memory:
+            memory[id(base)] = cupy.asarray(base.ravel(order="K"))
+        offset = x.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+        return cupy.ndarray(x.shape, x.dtype, memory[id(base)].data + offset, x.strides)
+
+    return [moved(x) for x in args]
