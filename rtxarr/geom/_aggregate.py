@@ -7,7 +7,7 @@ from typing import Any
 from rtxarr import _device
 from rtxarr._override import tracing
 from rtxarr.autograd._tape import raw
-from rtxarr.dtypes import is_inexact, result_type
+from rtxarr.dtypes import is_complex, is_inexact, result_type
 from rtxarr.geom import _edges, _messages, _products, _ranks
 from rtxarr.ops import astype, concat, log, reshape, stack
 
@@ -220,8 +220,10 @@ def check_nodes(name, x, graph, n, kind):
     _check_place(name, data, graph)
 
 
-def check_edges(name, values, graph):
+def check_edges(name, values, graph, *, real=False):
     data = _floating(name, values)
+    if real and is_complex(data.dtype):
+        raise TypeError(f"{name} must be an array of a real floating dtype, got {data.dtype}")
     if data.ndim < 1 or data.shape[0] != graph.n_edges:
         raise ValueError(
             f"{name} must have an entry for each of {graph.n_edges} edges, got {tuple(data.shape)}"

@@ -78,7 +78,7 @@ def gcn_norm(
         dtype = np.dtype("float32" if dtype is None else dtype)
         key = ("gcn_norm", bool(improved), bool(add_self_loops), dtype)
         return graph.once(key, lambda: _kept_norm(graph, improved, add_self_loops, dtype))
-    check_edges("weight", weight, graph)
+    check_edges("weight", weight, graph, real=True)
     if weight.ndim != 1:
         raise ValueError(f"weight must have shape ({graph.n_edges},), got {tuple(weight.shape)}")
     return _norm(graph, weight, improved, add_self_loops, dtype or raw(weight).dtype)

@@ -100,6 +100,8 @@ class RGCNConv(Layer):
         generator: Any = None,
     ):
         check_sizes(n_relations=n_relations)
+        if n_bases is not None:
+            check_sizes(n_bases=n_bases)
         check_op(aggr)
         n_src, n_dst = sizes(in_channels)
         if n_blocks is not None:
@@ -148,10 +150,16 @@ class RGCNConv(Layer):
         )
         return reshape(moveaxis(blocks @ weight, 0, 1), (x.shape[0], self.out_channels))
 
+    def _flat_blocks(self):
+        """Give the shape in which DGL keeps the blocks."""
+        n_relations, *block = self.weight.shape
+        return n_relations, math.prod(block)
+
     def _from_dgl(self, arrays):
         arrays = super()._from_dgl(arrays)
-        if self.n_blocks is not None and "weight" in arrays and arrays["weight"].ndim == 2:
-            arrays["weight"] = reshape(arrays["weight"], self.weight.shape)
+        weight = arrays.get("weight")
+        if self.n_blocks is not None and getattr(weight, "shape", None) == self._flat_blocks():
+            arrays["weight"] = reshape(weight, self.weight.shape)
         return arrays
 
 

@@ -247,7 +247,7 @@ class ChebConv(Layer):
     def _weight(self, graph, weight, dtype):
         if weight is None:
             return graph.once(("laplacian", dtype), lambda: _laplacian(graph, None, dtype))
-        check_edges("weight", weight, graph)
+        check_edges("weight", weight, graph, real=True)
         return _laplacian(graph, weight, dtype)
 
 

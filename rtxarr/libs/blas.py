@@ -652,11 +652,13 @@ def matmul_fp8(
     else is computed in float32. Stacks of both operands with a scale for each row are multiplied
     one pair after the other, at most 32 of them.
     """
+    kinds = [getattr(x, "dtype", type(x).__name__) for x in (a, b)]
+    if kinds != [np.uint8, np.uint8]:
+        raise TypeError(f"a and b must be arrays of uint8, got {kinds[0]} and {kinds[1]}")
     stack = _stack_of(a, b)
-    if a.dtype != np.uint8 or b.dtype != np.uint8:
-        raise TypeError(f"a and b must be uint8, got {a.dtype} and {b.dtype}")
-    if any(name not in _cublaslt.FP8_TYPES for name in formats):
-        raise ValueError(f"formats must be 'e4m3' or 'e5m2', got {formats}")
+    two = isinstance(formats, (tuple, list)) and len(formats) == 2
+    if not two or any(name not in _cublaslt.FP8_TYPES for name in formats):
+        raise ValueError(f"formats must be two of 'e4m3' and 'e5m2', got {formats!r}")
     if (epilogue, False) not in _EPILOGUES:
         raise ValueError(f"epilogue must be 'relu', 'gelu' or None, got {epilogue!r}")
     by_row = [
@@ -664,6 +666,10 @@ def matmul_fp8(
         _is_by_row("scale_b", scale_b, (*b.shape[:-2], 1, b.shape[-1])),
     ]
     dtype = np.dtype(DTYPES.get(dtype, dtype))
+    if dtype.name not in ("bfloat16", "float16", "float32", "float64"):
+        raise ValueError(f"dtype must be a floating dtype, got {dtype}")
+    if bias is not None and bias.shape != b.shape[-1:]:
+        raise ValueError(f"bias must have shape {b.shape[-1:]}, got {bias.shape}")
     library = _library() if is_device_array(a) else None
     if library is not None:
         try:
@@ -695,11 +701,10 @@ def _stack_of(a, b):
 def _is_by_row(name, scale, shape):
     if scale is None:
         return False
-    if scale.dtype != np.float32 or scale.shape not in ((), (1,), shape[-2:], shape):
+    kind, found = getattr(scale, "dtype", type(scale).__name__), getattr(scale, "shape", None)
+    if kind != np.float32 or found not in ((), (1,), shape[-2:], shape):
         shapes = f"(), (1,) or {shape}" if len(shape) == 2 else f"(), (1,), {shape[-2:]} or {shape}"
-        raise ValueError(
-            f"{name} must be float32 of shape {shapes}, got {scale.dtype} of {scale.shape}"
-        )
+        raise ValueError(f"{name} must be float32 of shape {shapes}, got {kind} of {found}")
     return scale.ndim > 1
 
 

@@ -134,7 +134,7 @@ def count_nonzero(x, /, *, axis=None, keepdims=False):
 def _over(x: Tracer, count: float) -> Tracer:
     """Divide by a number of elements as NumPy does: rounded once."""
     wide = {"f": np.float64, "c": np.complex128}[x.dtype.kind]
-    if x.dtype.type(count) == count:
+    if x.dtype.kind == "f" and x.dtype.type(count) == count:
         wide = x.dtype
     number = _ir.broadcast(_ir.constant(count, np.dtype(wide)), x.shape)
     out = _ir.map_node("divide", _ir.cast(x.node, np.dtype(wide)), number)

@@ -575,6 +575,17 @@ def test_a_gpu_is_waited_for_when_weights_are_first_seen(monkeypatch):
     assert len(found) == 5
 
 
+def test_weights_of_edges_are_real():
+    graph = geom.Graph.from_edges(np.array([0, 1]), np.array([1, 0]), n_nodes=2)
+    for layer in (geom.GCNConv(2, 2), geom.ChebConv(2, 2, k=2)):
+        with pytest.raises(
+            TypeError, match="weight must be .* real floating dtype, got complex128"
+        ):
+            layer(graph, np.ones((2, 2), np.float32), np.array([1 + 5j, 2]))
+    with pytest.raises(ValueError, match="n_bases must be"):
+        geom.RGCNConv(6, 9, 2, n_bases=0)
+
+
 def test_improved_without_weights():
     """PyG's gcn_norm ignores it there: A + 2 I is meant."""
     src, dst = np.array([0, 1, 2, 3, 1, 2, 3, 0]), np.array([1, 2, 3, 0, 0, 1, 2, 3])

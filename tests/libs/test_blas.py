@@ -457,7 +457,7 @@ def test_bad_arguments(fake, fake_arrays):
         blas.matmul_drelu(a, b, b)
     with pytest.raises(ValueError, match=r"aux must be float32 of shape \(2, 4\), got float32"):
         blas.matmul_dgelu(a, b, b)
-    with pytest.raises(TypeError, match="a and b must be uint8, got float32 and float32"):
+    with pytest.raises(TypeError, match="a and b must be arrays of uint8, got float32 and float32"):
         blas.matmul_fp8(a, b)
     a8, b8 = (array(np.ones(s, np.uint8)) for s in ((2, 3), (3, 4)))
     with pytest.raises(
@@ -473,8 +473,17 @@ def test_bad_arguments(fake, fake_arrays):
         with pytest.raises(ValueError, match=r"shapes \(\.\.\., m, k\) and \(\.\.\., k, n\), got"):
             blas.matmul_fp8(wrong, b8)
     b8 = b8[0]
-    with pytest.raises(ValueError, match="formats must be"):
-        blas.matmul_fp8(a8, b8, formats=("e4m3", "e3m4"))
+    for formats in (("e4m3", "e3m4"), ("e4m3",), "e4m3", None):
+        with pytest.raises(ValueError, match="formats must be two of"):
+            blas.matmul_fp8(a8, b8, formats=formats)
+    with pytest.raises(TypeError, match="a and b must be arrays of uint8, got list and uint8"):
+        blas.matmul_fp8([[1]], b8)
+    with pytest.raises(ValueError, match="scale_a must be float32 of shape .*, got float of None"):
+        blas.matmul_fp8(a8, b8, scale_a=0.5)
+    with pytest.raises(ValueError, match="dtype must be a floating dtype, got int32"):
+        blas.matmul_fp8(a8, b8, dtype="int32")
+    with pytest.raises(ValueError, match=r"bias must have shape \(4,\), got \(3,\)"):
+        blas.matmul_fp8(a8, b8, bias=array(np.ones(3, np.float32)))
 
 
 def test_a_bias_of_the_wrong_shape(fake):

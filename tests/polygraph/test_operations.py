@@ -122,3 +122,13 @@ def test_values_and_gradients_on_gpu(name, number):
     exact = is_map(name, args) and not any(np.iscomplexobj(x) for x in CASES[name][number][1])
     for a, b in zip(got, want, strict=True):
         assert_same(list(a), list(b), exact=exact)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
+@pytest.mark.parametrize("n", [3, 5, 9, 17, 1000])
+def test_means_are_divided_as_numpy_divides_them(dtype, n):
+    rng = np.random.default_rng(n)
+    for _ in range(20):
+        x = rng.standard_normal((n, 2)) @ np.array([1, 1j if "complex" in dtype else 0.5])
+        fused = rx.fuse(lambda a: np.mean(a))
+        assert_same([fused(x.astype(dtype))], [np.mean(x.astype(dtype))], exact=True)
