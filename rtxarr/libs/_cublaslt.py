@@ -141,7 +141,7 @@ class CublasLt:
         self._error = cublasLt.cuBLASLtError
         self._cupy = cupy
         self.array = cupy.ndarray
-        self.empty = cupy.ndarray  # which makes one
+        self.empty = cupy.ndarray  # makes arrays, where `array` tells them
         self.may_share_memory = cupy.may_share_memory
         self._current_device = cupy.cuda.runtime.getDevice
         self._current_stream = cupy.cuda.get_current_stream

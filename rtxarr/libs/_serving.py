@@ -230,29 +230,8 @@ def try_fp8_attention(
 ) -> Any:
     """Return attention in 8-bit floating point; None if not by cuDNN.
 
-    Parameters
-    ----------
-    q : CuPy array of uint8, shape (batch, n_heads, n_queries, head_dim)
-        Bits of e4m3 numbers, as of ``k`` and ``v``; ``head_dim`` a multiple of 16.
-    k : CuPy array of uint8, shape (batch, n_kv_heads, n_keys, head_dim)
-    v : CuPy array of uint8, shape (batch, n_kv_heads, n_keys, value_dim)
-    scales : (array, array, array), float32 of one element
-        What the numbers of q, k and v are to be multiplied by.
-    out_scale : CuPy array, float32 of one element
-        What those of the result are to be multiplied by; numbers that are too large become the
-        largest.
-    causal : bool, default False
-        Let query ``i`` see keys up to ``i + offset`` only.
-    offset : int, at least 0, default 0
-    scale : float, default ``1 / sqrt(head_dim)``
-
-    Returns
-    -------
-    CuPy array of uint8, shape (batch, n_heads, n_queries, value_dim)
-
-    Notes
-    -----
-    Not differentiable. The weights of the values are rounded to e4m3 too.
+    Parameters are those of :func:`rtxarr.nn.fp8_attention`, on CuPy arrays: ``head_dim`` and
+    ``value_dim`` multiples of 16 up to 256, ``offset`` at least 0.
     """
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else float(scale)
     try:

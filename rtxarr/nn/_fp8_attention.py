@@ -48,6 +48,13 @@ def fp8_attention(
     array of uint8, shape (batch, n_heads, n_queries, value_dim)
         Bits of e4m3 numbers; zeros for a query that sees no key.
 
+    Raises
+    ------
+    TypeError
+        When q, k or v are no arrays of uint8, ``scales`` no sequence or ``offset`` no int.
+    ValueError
+        When shapes do not fit, or a scale is not float32 of one element.
+
     Notes
     -----
     Not differentiable. On a GPU cuDNN does it where ``head_dim`` and ``value_dim`` are multiples of
@@ -65,6 +72,10 @@ def fp8_attention(
     >>> hex(out[0, 0, 0, 0])  # 2.0, as 2.0 * 1.5 is the mean of values of 3.0
     '0x40'
     """
+    if not isinstance(scales, (tuple, list)):
+        raise TypeError(f"scales must be three arrays, got {type(scales).__name__}")
+    if isinstance(offset, bool) or not isinstance(offset, (int, np.integer)):
+        raise TypeError(f"offset must be an int, got {type(offset).__name__}")
     q, k, v, out_scale, *factors = (raw(x) for x in (q, k, v, out_scale, *scales))
     _check(q, k, v, factors, out_scale)
     options: dict[str, Any] = {"causal": causal, "scale": scale}
@@ -84,8 +95,9 @@ def fp8_attention(
 
 
 def _check(q, k, v, scales, out_scale):
-    if any(x.dtype != np.uint8 for x in (q, k, v)):
-        raise TypeError(f"q, k and v must be uint8, got {q.dtype}, {k.dtype} and {v.dtype}")
+    kinds = [getattr(x, "dtype", type(x).__name__) for x in (q, k, v)]
+    if any(kind != np.uint8 for kind in kinds):
+        raise TypeError(f"q, k and v must be uint8, got {kinds[0]}, {kinds[1]} and {kinds[2]}")
     fits = q.ndim == k.ndim == v.ndim == 4 and k.shape[:3] == v.shape[:3]
     fits = fits and (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
     if not fits or k.shape[1] < 1 or q.shape[1] % k.shape[1]:

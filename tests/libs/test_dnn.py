@@ -434,6 +434,12 @@ def test_bad_arguments_of_attention_in_8_bits():
     for k, v in ((codes[:, :3], codes[:, :3]), (codes, codes[:, :, :2]), (codes[0], codes[0])):
         with pytest.raises(ValueError, match="q, k and v must have shapes"):
             nn.fp8_attention(codes, k, v, scales=scales, out_scale=one)
+    with pytest.raises(TypeError, match="q, k and v must be uint8, got list, uint8 and uint8"):
+        nn.fp8_attention(codes.tolist(), codes, codes, scales=scales, out_scale=one)
+    with pytest.raises(TypeError, match="scales must be three arrays, got NoneType"):
+        nn.fp8_attention(codes, codes, codes, scales=None, out_scale=one)
+    with pytest.raises(TypeError, match="offset must be an int, got float"):
+        nn.fp8_attention(codes, codes, codes, scales=scales, out_scale=one, offset=1.5)
     with pytest.raises(ValueError, match="scales must be three arrays, got 2"):
         nn.fp8_attention(codes, codes, codes, scales=scales[:2], out_scale=one)
     with pytest.raises(ValueError, match=r"scales\[1\] must be float32 of one element, got 0.5"):
