@@ -412,10 +412,13 @@ class Random:
             return
         n = self.values[i].shape[0]
         index = self.rng.integers(-n, n, self.pick([(3,), (2, 2)]))
+        words = index.tolist()
+        if self.device:
+            index = words  # an array of NumPy's is none of the device's
         if self.rng.random() < 0.5:
-            self._add(f"v{i}[{index.tolist()}]", lambda v: v[i][index], i)
+            self._add(f"v{i}[{words}]", lambda v: v[i][index], i)
         else:
-            self._add(f"np.take(v{i}, {index.tolist()})", lambda v: np.take(v[i], index, axis=0), i)
+            self._add(f"np.take(v{i}, {words})", lambda v: np.take(v[i], index, axis=0), i)
 
     def _copy(self):
         i = self._some(exact=False)
