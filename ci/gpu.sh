@@ -63,7 +63,9 @@ part() {
     sanitize)
         local tool
         for tool in memcheck racecheck; do
-            run "sanitize-$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+            # What cuda.core asks of an older driver is answered by an error, which says nothing.
+            run "sanitize-$tool" compute-sanitizer --tool "$tool" --report-api-errors no \
+                --error-exitcode 1 \
                 "$python" -m pytest -m gpu -x -p no:cacheprovider tests/kernels tests/polygraph
         done
         ;;

@@ -47,7 +47,7 @@ def contestants():
     arrays = tuple(cupy.ones(N, dtype=cupy.float32) for _ in range(3))
     loaded = _device._load_kernel(kernel, arrays, 0)
     flat = [v for a in arrays for v in (0, 0, a.size, a.itemsize, a.data.ptr, *a.shape, *a.strides)]
-    ready = _device._Call(loaded, ((4,), (256,)), arrays, cupy.ndarray)
+    ready = _device.Call(loaded, ((4,), (256,)), arrays, cupy.ndarray, "add")
     addresses = [a.data.ptr for a in arrays]
     function = driver.CUfunction(loaded.handle)
     config = core.LaunchConfig(grid=GRID, block=BLOCK)
