@@ -12,7 +12,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._device import launch_planned, runs_here
-from rtxarr.kernels._dense import packed
+from rtxarr.kernels._dense import memory_order, packed
 from rtxarr.kernels.multi_tensor import contiguous
 from rtxarr.kernels.segment import column_sums
 
@@ -27,7 +27,7 @@ _DTYPES = frozenset((np.dtype("float32"), np.dtype("float64")))
 
 
 def leading_sum(x: Any, axis: Any, keepdims: bool) -> Any:
-    """Give the sum over the first axes, or None for what CuPy adds up as well, or is not here.
+    """Give the sum over the axes that lie outermost in memory; None for what CuPy does as well.
 
     Parameters
     ----------
@@ -42,8 +42,10 @@ def leading_sum(x: Any, axis: Any, keepdims: bool) -> Any:
         Threads add up some rows in order, then the threads' sums are added: equal inputs give
         equal bits.
     """
-    if not (x.dtype in _DTYPES and x.size and runs_here(x) and contiguous(x)):
+    if not (x.dtype in _DTYPES and x.size and runs_here(x)):
         return None
+    if not contiguous(x):
+        return _turned_sum(x, (axis,) if isinstance(axis, int) else axis, keepdims)
     if axis is None:
         n_axes = x.ndim
     elif axis == 0:
@@ -65,6 +67,21 @@ def leading_sum(x: Any, axis: Any, keepdims: bool) -> Any:
     out = _device.empty(x, shape, x.dtype)
     launch_planned(_columns, (), (x, out, n_rows, n_columns))
     return out
+
+
+def _turned_sum(x, axes, keepdims):
+    """Add up an array whose axes lie in another order, such as images with channels last."""
+    order = memory_order(x)
+    if axes is None or order is None or any(a not in range(-x.ndim, x.ndim) for a in axes):
+        return None
+    reduced = {a % x.ndim for a in axes}
+    outer, inner = order[: len(axes)], order[len(axes) :]
+    if set(outer) != reduced or list(inner) != sorted(inner):
+        return None
+    out = leading_sum(x.transpose(order), tuple(range(len(outer))), False)
+    if out is None or not keepdims:
+        return out
+    return out.reshape(tuple(1 if i in reduced else n for i, n in enumerate(x.shape)))
 
 
 def _columns(options, args):

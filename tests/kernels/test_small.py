@@ -57,6 +57,42 @@ def test_sums_of_many_rows(place, dtype, keepdims):
 
 
 @pytest.mark.parametrize(
+    ("shape", "order", "axis"),
+    [
+        ((5, 7, 3, 6), (0, 3, 1, 2), (0, 2, 3)),
+        ((5, 7, 3, 6), (0, 3, 1, 2), (-4, -1, -2)),
+        ((40, 30, 2, 64), (0, 3, 1, 2), (0, 2, 3)),
+        ((5, 7), (1, 0), 1),
+        ((3, 4, 2, 6), (2, 0, 1, 3), (1, 2)),
+    ],
+    ids=str,
+)
+def test_sums_over_axes_that_lie_outermost(place, shape, order, axis):
+    x = np.random.default_rng(3).standard_normal(shape).astype("float32")
+    there = rx.permute_dims(to_device(x, place), order)
+    x = x.transpose(order)
+    for keepdims in (False, True):
+        got = small.leading_sum(there, axis, keepdims)
+        assert_close(to_device(got, "cpu"), x.sum(axis=axis, keepdims=keepdims), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "axis"),
+    [
+        ((5, 7, 3, 6), (0, 3, 1, 2), (0, 2)),
+        ((5, 7, 3, 6), (0, 3, 1, 2), (0, 2, 4)),
+        ((5, 7, 3, 6), (0, 3, 1, 2), (0, 2, 2)),
+        ((5, 7, 3, 6), (0, 3, 1, 2), None),
+        ((5, 7, 3), (0, 2, 1), 0),
+    ],
+    ids=str,
+)
+def test_other_axes_of_turned_arrays_are_left_alone(place, shape, order, axis):
+    x = rx.permute_dims(to_device(np.ones(shape, "float32"), place), order)
+    assert small.leading_sum(x, axis, False) is None
+
+
+@pytest.mark.parametrize(
     ("shape", "axis", "dtype"),
     [
         ((3, 4), 1, "float32"),
