@@ -17,7 +17,7 @@ from rtxarr.autograd._mode import TRACED, state, witnesses
 from rtxarr.dtypes import is_inexact
 
 # Orders run downwards, so that a heap pops the newest node first.
-_orders = count(-1, -1)
+orders = count(-1, -1)
 
 
 class Leaf:
@@ -48,7 +48,7 @@ class Node:
         self.edges = edges
         self.saved = saved
         self.guards = guards
-        self.order = next(_orders)
+        self.order = next(orders)
         self.outputs = None  # [(shape, dtype), ...] when the operation has several outputs
 
     def __repr__(self):
