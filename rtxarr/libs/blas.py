@@ -40,6 +40,7 @@ __all__ = [
     "refusal",
     "status",
     "try_matmul",
+    "try_matmul_with_aux",
     "use_workspace",
 ]
 
@@ -429,27 +430,39 @@ def matmul_with_aux(
     _check_matrices(a, b)
     if epilogue not in ("relu", "gelu"):
         raise ValueError(f"epilogue must be 'relu' or 'gelu', got {epilogue!r}")
-    m, n = a.shape[0], b.shape[1]
-    library = _library() if is_device_array(a) else None
-    if library is not None:
-        try:
-            if not type(a) is type(b) is library.array:
-                raise Unsupported("an array that is not CuPy's")
-            kind = _EPILOGUES[epilogue, bias is not None] + _cublaslt.AUX
-            pointers: tuple = ()
-            if bias is not None:
-                pointers = ((_cublaslt.BIAS_POINTER, _vector(library, bias, b, b.dtype)),)
-            if epilogue == "relu":
-                ld = _rounded(n, 128)
-                aux = library.empty((m, ld // 8), np.uint8)
-            else:
-                ld = _rounded(n, 8)
-                aux = library.empty((m, ld), a.dtype)[:, :n]
-            pointers += ((_cublaslt.AUX_POINTER, aux.data.ptr),)
-            return library.run(a, b, recipe(kind, aux_ld=ld), out, pointers), aux
-        except Unsupported as reason:
-            _refuse(reason)
+    if is_device_array(a):
+        found = try_matmul_with_aux(a, b, epilogue=epilogue, bias=bias, out=out)
+        if found is not None:
+            return found
     return _plain_with_aux(a, b, epilogue, bias)
+
+
+def try_matmul_with_aux(
+    a: Any, b: Any, *, epilogue: str, bias: Any = None, out: Any = None
+) -> tuple[Any, Any] | None:
+    """Return what :func:`matmul_with_aux` does, or None where cuBLASLt cannot compute it."""
+    library = _library()
+    if library is None:
+        return None
+    m, n = a.shape[0], b.shape[1]
+    try:
+        if not type(a) is type(b) is library.array:
+            raise Unsupported("an array that is not CuPy's")
+        kind = _EPILOGUES[epilogue, bias is not None] + _cublaslt.AUX
+        pointers: tuple = ()
+        if bias is not None:
+            pointers = ((_cublaslt.BIAS_POINTER, _vector(library, bias, b, b.dtype)),)
+        if epilogue == "relu":
+            ld = _rounded(n, 128)
+            aux = library.empty((m, ld // 8), np.uint8)
+        else:
+            ld = _rounded(n, 8)
+            aux = library.empty((m, ld), a.dtype)[:, :n]
+        pointers += ((_cublaslt.AUX_POINTER, aux.data.ptr),)
+        return library.run(a, b, recipe(kind, aux_ld=ld), out, pointers), aux
+    except Unsupported as reason:
+        _refuse(reason)
+        return None
 
 
 def _plain_with_aux(a, b, epilogue, bias):

@@ -17,22 +17,11 @@ import numpy as np
 
 from rtxarr import dtypes
 from rtxarr.libs import tile
+from rtxarr.libs.tile import pays
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph import _products
 from rtxarr.polygraph._ir import Node
 from rtxarr.polygraph._products import Kinds, Product, Rewrite
-
-
-def pays(kind: str, m: int, k: int, n: int) -> bool:
-    """Tell whether a kernel for a product of (m, k) and (k, n) is faster than separate steps.
-
-    ``kind`` is "gate" (``n`` is the width of the result then) or "activation". The bounds are those
-    of 40 sizes in bfloat16 on an H200, from 16 to 8192 rows and weights of 1 to 59 million.
-    """
-    if kind == "activation":  # what is spared is hardly more than the start of a kernel
-        return k <= 1024 and m * n <= 2**20
-    return k * n <= 2**22 or 32 < m <= 128 or (k <= 4096 and m >= 512)
-
 
 # ------------------------------------------------------------------- functions of one number
 
