@@ -10,6 +10,7 @@ import numpy as np
 
 from rtxarr._device import cuda
 from rtxarr.kernels._vector import access, each, lift
+from rtxarr.kernels.activation import BACKWARD
 
 
 @functools.cache
@@ -51,6 +52,92 @@ def backward(name: str, dtype: np.dtype, wide: bool):
         else:
             for i in range(first, out.size):
                 store_one(out, i, apply_one(load_one(saved, i), load_one(grad, i)))
+
+    kernel.per_thread = width
+    return kernel
+
+
+def _places(width: int, halves: bool):
+    """Return the device function that says where the two operands of a result's element are.
+
+    They are in arrays like the result, or ``halves`` of rows of ``2 * n`` in one.
+    """
+
+    @cuda.jit(device=True)
+    def places(first, n):
+        if halves:
+            row = np.int64(np.uint32(first // width) // np.uint32(n // width))  # 32 bits: quick
+            return first + row * n, first + row * n + n
+        return first, first
+
+    return places
+
+
+@functools.cache
+def gate(name: str, halves: bool, dtype: np.dtype, wide: bool):
+    """Return ``kernel(x, y, out, n)``, likewise: values times gates; see :func:`_places`."""
+    kind, one = access(dtype, wide=wide), access(dtype, wide=False)
+    load, store, width = kind.load, kind.store, kind.width
+    load_one, store_one = one.load, one.store
+    formula, places = _formulas(kind.scalar)[name], _places(width, halves)
+
+    @cuda.jit(device=True)
+    def times(value, gate):
+        return value * formula(gate)
+
+    apply, apply_one = lift(times, width), lift(times, 1)
+
+    @cuda.jit
+    def kernel(x, y, out, n):
+        first = cuda.grid(1) * width
+        if first + width <= out.size:
+            i, j = places(first, n)
+            store(out, first, apply(load(x, i), load(y, j)))
+        else:  # not of halves
+            for i in range(first, out.size):
+                store_one(out, i, apply_one(load_one(x, i), load_one(y, i)))
+
+    kernel.per_thread = width
+    return kernel
+
+
+@functools.cache
+def gate_backward(name: str, halves: bool, dtype: np.dtype, wide: bool):
+    """Return ``kernel(x, y, grad, of_x, of_y, n)``, likewise; ``of_x`` has both of ``halves``."""
+    kind, one = access(dtype, wide=wide), access(dtype, wide=False)
+    load, store, width = kind.load, kind.store, kind.width
+    load_one, store_one = one.load, one.store
+    formula, slope = _formulas(kind.scalar)[name], _slopes(kind.scalar)[name]
+    places, of_result = _places(width, halves), BACKWARD[name] == "out"
+
+    @cuda.jit(device=True)
+    def by_value(gate, grad):
+        return grad * formula(gate)
+
+    @cuda.jit(device=True)
+    def by_gate(gate, grad):
+        return slope(formula(gate) if of_result else gate, grad)
+
+    @cuda.jit(device=True)
+    def times(a, b):
+        return a * b
+
+    of_values, of_gates, products = lift(by_value, width), lift(by_gate, width), lift(times, width)
+    of_value, of_gate = lift(by_value, 1), lift(by_gate, 1)
+
+    @cuda.jit
+    def kernel(x, y, grad, of_x, of_y, n):
+        first = cuda.grid(1) * width
+        if first + width <= grad.size:
+            i, j = places(first, n)
+            v, s, g = load(x, i), load(y, j), load(grad, first)
+            store(of_x, i, of_values(s, g))
+            store(of_x if halves else of_y, j, of_gates(s, products(v, g)))
+        else:
+            for i in range(first, grad.size):
+                s, g = load_one(y, i), load_one(grad, i)
+                store_one(of_x, i, of_value(s, g))
+                store_one(of_y, i, of_gate(s, (load_one(x, i)[0] * g[0],)))
 
     kernel.per_thread = width
     return kernel

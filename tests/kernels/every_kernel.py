@@ -167,7 +167,7 @@ def cross_entropy_cases():
 
 
 def activation_cases():
-    from rtxarr.kernels._activation_cuda import backward, forward
+    from rtxarr.kernels._activation_cuda import backward, forward, gate, gate_backward
     from rtxarr.kernels.activation import BACKWARD, FORWARD
 
     for name in ("float32", "float16", "bfloat16", "float64"):
@@ -179,6 +179,12 @@ def activation_cases():
             for which in BACKWARD:
                 title = f"{which}-backward-{key}"
                 yield title, backward(which, dtype_of(name), wide), (values,) * 3
+            for which in FORWARD:
+                for halves in (False, True):
+                    title, options = f"{which}-gate-{halves}-{key}", (halves, dtype_of(name), wide)
+                    yield title, gate(which, *options), (*(values,) * 3, "int64")
+                    kernel = gate_backward(which, *options)
+                    yield f"{title}-backward", kernel, (*(values,) * 5, "int64")
 
 
 def group_norm_cases():

@@ -6,7 +6,18 @@ from scipy.special import erf, expit, log1p
 
 import rtxarr as rx
 from rtxarr import _device
-from rtxarr.kernels.activation import BACKWARD, FORWARD, activation, activation_gradient, fits
+from rtxarr.kernels.activation import (
+    BACKWARD,
+    FORWARD,
+    activation,
+    activation_gradient,
+    fits,
+    fits_halves,
+    gate,
+    gate_gradient,
+    gate_halves,
+    gate_halves_gradient,
+)
 from rtxarr.testing import assert_close
 
 
@@ -81,6 +92,32 @@ def compare(xp, dtype, shape, ways):
         assert_close(rx.Tensor(got).numpy(), want, rtol=rtol, atol=atol * (1 + np.abs(want).max()))
 
 
+def compare_gates(xp, dtype, shape, ways):
+    """In two arrays, and in the halves of the rows of one."""
+    rng = np.random.default_rng(0)
+    dtype = np.dtype(getattr(rx, dtype))
+    x, y, g = (rng.standard_normal((3, *shape)) * [[[3]], [[2]], [[1]]]).astype(np.float32)
+    x.reshape(-1)[:3] = [0, 80, -80]
+    halves = [a.astype(dtype) for a in (y, x, g)]
+    wide_y, wide_x, wide_g = (a.astype(np.float64) for a in halves)
+    value, key, grad = (lay_out(xp, a, way) for a, way in zip(halves, ways, strict=True))
+    rtol, atol = {2: (1e-2, 1e-2), 4: (4e-6, 2e-6), 8: (1e-12, 1e-12)}[dtype.itemsize]
+    both = lay_out(xp, np.concatenate(halves[:2], axis=-1), ways[0])
+    for name in FORWARD:
+        formula = FORMULAS[name](wide_x)
+        saved = formula if BACKWARD[name] == "out" else wide_x
+        wanted = wide_y * formula, wide_g * formula, wide_g * wide_y * SLOPES[name](saved)
+        found = gate(name, value, key), *gate_gradient(name, value, key, grad)
+        for got, want in zip(found, wanted, strict=True):
+            assert (got.shape, got.dtype) == (x.shape, dtype)
+            assert_close(rx.Tensor(got).numpy(), want, rtol=rtol, atol=atol * (1 + abs(want).max()))
+        assert fits_halves(both, grad)
+        of_both = rx.Tensor(gate_halves_gradient(name, both, grad)).numpy()
+        found = [rx.Tensor(a).numpy() for a in found]
+        assert_close(rx.Tensor(gate_halves(name, both)).numpy(), found[0], exact=True)
+        assert_close(of_both, np.concatenate(found[1:], axis=-1), exact=True)
+
+
 WAYS = [("plain", "plain"), ("shifted", "plain"), ("transposed", "gaps"), ("gaps", "transposed")]
 
 
@@ -89,6 +126,22 @@ WAYS = [("plain", "plain"), ("shifted", "plain"), ("transposed", "gaps"), ("gaps
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_simulated(dtype, ways):
     compare(np, dtype, (3, 7), ways)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("ways", [("plain", *way) for way in WAYS], ids="-".join)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("n", [7, 16])
+def test_simulated_gates(dtype, ways, n):
+    compare_gates(np, dtype, (3, n), ways)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3, 7), (1000, 33), (512, 1 << 11)], ids=str)
+@pytest.mark.parametrize("ways", [("plain", *way) for way in WAYS], ids="-".join)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_gates_on_device(dtype, ways, shape):
+    compare_gates(_device.cupy, dtype, shape, ways)
 
 
 @pytest.mark.gpu
