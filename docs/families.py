@@ -1,6 +1,7 @@
 """The functions of ``rtxarr`` by family, for the table on top of their page."""
 
 from rtxarr.ops import (
+    _activated,
     _activations,
     _attention,
     _conv,
@@ -8,6 +9,7 @@ from rtxarr.ops import (
     _dropout,
     _einsum,
     _elementwise,
+    _gates,
     _index,
     _linalg,
     _linear,
@@ -60,8 +62,8 @@ FAMILIES = {
     "Segments and sparse products": [*_SEGMENTS, *_of(_sparse)],
     "Sorting, searching and sets": _of(_search),
     "Linear algebra": _of(_linalg, _einsum, _matrix),
-    "Neural networks: activations and dropout": _of(_activations, _dropout),
-    "Neural networks: linear maps and attention": _of(_linear, _attention, _rotary),
+    "Neural networks: activations and dropout": _of(_activations, _gates, _dropout),
+    "Neural networks: linear maps and attention": _of(_activated, _linear, _attention, _rotary),
     "Neural networks: convolutions": _of(_conv),
     "Neural networks: pooling and resizing": _of(_pool, _resize),
     "Neural networks: normalization": _of(_norm),

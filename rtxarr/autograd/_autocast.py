@@ -26,8 +26,9 @@ from rtxarr.kernels.elementwise import cast
 # Products run in low precision and accumulate in float32. With the number of leading arguments to
 # cast: the mask of attention stays what it is.
 LOW = {
+    "_activated_linear": 3,
     "_attention": 3,
-    "_convolution": 3,
+    "_convolution": 4,
     "_convolution_input": 3,
     "_lowered": 1,
     "linear": 3,

@@ -35,7 +35,7 @@ from rtxarr.nn._dropout import Dropout
 from rtxarr.nn._fp8 import Fp8Linear
 from rtxarr.nn._fp8_attention import fp8_attention
 from rtxarr.nn._functional import functional_call
-from rtxarr.nn._linear import Embedding, Linear
+from rtxarr.nn._linear import Embedding, GatedLinear, Linear
 from rtxarr.nn._module import Module
 from rtxarr.nn._norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from rtxarr.nn._parameter import Buffer, Parameter
@@ -86,6 +86,7 @@ __all__ = [
     "Fp8Linear",
     "GELU",
     "GRU",
+    "GatedLinear",
     "GroupNorm",
     "Hardswish",
     "LSTM",

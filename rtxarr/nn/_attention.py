@@ -5,7 +5,7 @@ from typing import Any
 
 from rtxarr import ops
 from rtxarr._device import Device
-from rtxarr.nn._activations import GATED, get_activation
+from rtxarr.nn._activations import ACTIVATED, GATED, get_activation
 from rtxarr.nn._dropout import Dropout
 from rtxarr.nn._linear import Linear
 from rtxarr.nn._module import Module
@@ -147,8 +147,9 @@ class TransformerBlock(Module):
     mlp_ratio : float > 0, default 4.0
         The perceptron's inner features, in multiples of ``n_features``.
     activation : str or callable, default "gelu"
-        A function's name in ``rtxarr``. With "glu", "geglu" and "swiglu" half of the inner layer
-        gates the other half.
+        A function's name in ``rtxarr``, or "gelu_tanh". Of those, :func:`rtxarr.linear` may take in
+        "relu" and "gelu_tanh". With "glu", "geglu" and "swiglu" half of the inner layer gates the
+        other half.
     norm : {"layer_norm", "rms_norm"}, default "layer_norm"
     causal : bool, default False
         Let step ``i`` see steps up to ``i`` only.
@@ -204,13 +205,17 @@ class TransformerBlock(Module):
             n_features, n_heads, n_kv_heads=n_kv_heads, causal=causal, dropout=dropout, **options
         )
         self.norm2 = norms[norm](n_features, **place)
-        self.up = Linear(n_features, n_up, **options)
+        known = activation if isinstance(activation, str) and activation in ACTIVATED else None
+        self.up = Linear(n_features, n_up, activation=known, **options)
         self.down = Linear(n_inner, n_features, **options)
         self.dropout = Dropout(dropout, generator=generator)
 
     def forward(self, x, *, attn_mask=None):
         x = self._add(x, self.attention(self.norm1(x), attn_mask=attn_mask))
-        return self._add(x, self.down(self.activation(self.up(self.norm2(x)))))
+        inner = self.up(self.norm2(x))
+        if getattr(self.up, "activation", None) is None:  # not a part of it
+            inner = self.activation(inner)
+        return self._add(x, self.down(inner))
 
     def _add(self, x, branch):
         """Add what a branch gives, after dropout."""

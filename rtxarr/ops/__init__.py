@@ -1,6 +1,7 @@
 """The namespace's functions and their derivative rules, one file a family."""
 
 from rtxarr.ops import (
+    _activated,
     _activations,
     _attention,
     _conv,
@@ -8,6 +9,7 @@ from rtxarr.ops import (
     _dropout,
     _einsum,
     _elementwise,
+    _gates,
     _index,
     _linalg,
     _linear,
@@ -25,6 +27,7 @@ from rtxarr.ops import (
     _soft_cross_entropy,
     _sparse,
 )
+from rtxarr.ops._activated import *
 from rtxarr.ops._activations import *
 from rtxarr.ops._attention import *
 from rtxarr.ops._conv import *
@@ -32,6 +35,7 @@ from rtxarr.ops._create import *
 from rtxarr.ops._dropout import *
 from rtxarr.ops._einsum import *
 from rtxarr.ops._elementwise import *
+from rtxarr.ops._gates import *
 from rtxarr.ops._index import *
 from rtxarr.ops._linalg import *
 from rtxarr.ops._linear import *
@@ -49,6 +53,7 @@ from rtxarr.ops._soft_cross_entropy import *
 from rtxarr.ops._sparse import *
 
 __all__ = [
+    *_activated.__all__,
     *_activations.__all__,
     *_attention.__all__,
     *_conv.__all__,
@@ -56,6 +61,7 @@ __all__ = [
     *_dropout.__all__,
     *_einsum.__all__,
     *_elementwise.__all__,
+    *_gates.__all__,
     *_index.__all__,
     *_linalg.__all__,
     *_linear.__all__,

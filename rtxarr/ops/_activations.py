@@ -1,4 +1,4 @@
-"""Activation functions, softmax and gates, with their derivative rules.
+"""Activation functions and softmax, with their derivative rules.
 
 Each keeps for the backward pass only what its rule needs: the output where that is enough.
 """
@@ -20,15 +20,13 @@ from rtxarr.ops._check import (
 )
 from rtxarr.ops._elementwise import abs, exp, maximum, tanh, where
 from rtxarr.ops._half import rounded_once, widen
-from rtxarr.ops._manipulate import normalize_axis, part_along
+from rtxarr.ops._manipulate import normalize_axis
 from rtxarr.ops._reduce import any, logsumexp, sum
 
 __all__ = [
     "elu",
     "erf",
-    "geglu",
     "gelu",
-    "glu",
     "hardsigmoid",
     "hardswish",
     "leaky_relu",
@@ -41,7 +39,6 @@ __all__ = [
     "silu",
     "softmax",
     "softplus",
-    "swiglu",
 ]
 
 _TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
@@ -432,52 +429,3 @@ def _log_softmax_rule(g, out, axis):
 
 log_softmax.defvjps(x=_log_softmax_rule)
 log_softmax.defrows(_rows)
-
-# ----------------------------------------------------------------------------------- gates
-
-
-def _gated(x, axis, activation):
-    """Multiply the first half along ``axis`` by the activation of the second."""
-    check_floating(x=x)
-    axis = normalize_axis(axis, x.ndim)
-    n = x.shape[axis]
-    if n % 2:
-        raise ValueError(f"x must have an even length along axis {axis}, got {n}")
-    return part_along(x, axis, 0, n // 2) * activation(part_along(x, axis, n // 2, n))
-
-
-_GATE_DOC = """
-
-    Parameters
-    ----------
-    x : array or Tensor of a real floating dtype, of even length along ``axis``
-    axis : int, default -1
-
-    Returns
-    -------
-    array or Tensor, half as long along ``axis``
-
-    References
-    ----------
-    Shazeer, "GLU Variants Improve Transformer", 2020, arXiv:2002.05202, eq. 5.
-"""
-
-
-def glu(x, /, *, axis: int = -1):
-    """Multiply the first half of ``x`` by the :func:`sigmoid` of the second."""
-    return _gated(x, axis, sigmoid)
-
-
-def geglu(x, /, *, axis: int = -1):
-    """Multiply the first half of ``x`` by the :func:`gelu` of the second."""
-    return _gated(x, axis, gelu)
-
-
-def swiglu(x, /, *, axis: int = -1):
-    """Multiply the first half of ``x`` by the :func:`silu` of the second."""
-    return _gated(x, axis, silu)
-
-
-for _function in (glu, geglu, swiglu):
-    _function.__doc__ = (_function.__doc__ or "") + _GATE_DOC
-del _function

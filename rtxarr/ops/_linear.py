@@ -19,7 +19,7 @@ from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import expand_dims, matrix_transpose, reshape
 from rtxarr.ops._reduce import sum
 
-__all__ = ["embedding", "linear"]
+__all__ = ["embedding"]  # `linear` as users know it takes an activation: _activated.py
 
 
 def _rows(x):
@@ -80,11 +80,15 @@ def _x_rule(g, weight, x_shape):
     return out if len(x_shape) == 2 else reshape(out, x_shape)
 
 
-linear.defvjps(
-    x=_x_rule,
-    weight=lambda g, x: matmul(matrix_transpose(_rows(g)), _rows(x)),
-    bias=lambda g: _column_sums(_rows(g)),
-)
+def _weight_rule(g, x):
+    return matmul(matrix_transpose(_rows(g)), _rows(x))
+
+
+def _bias_rule(g):
+    return _column_sums(_rows(g))
+
+
+linear.defvjps(x=_x_rule, weight=_weight_rule, bias=_bias_rule)
 
 
 def _column_sums(g):
@@ -104,10 +108,15 @@ def _samples(x):
     return reshape(x, (x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1]))
 
 
-linear.defper_sample(
-    weight=lambda g, x: matmul(matrix_transpose(_samples(g)), _samples(x)),
-    bias=lambda g: sum(widen(_samples(g)), axis=1),
-)
+def _weight_per_sample(g, x):
+    return matmul(matrix_transpose(_samples(g)), _samples(x))
+
+
+def _bias_per_sample(g):
+    return sum(widen(_samples(g)), axis=1)
+
+
+linear.defper_sample(weight=_weight_per_sample, bias=_bias_per_sample)
 
 
 @differentiable(movement=True)

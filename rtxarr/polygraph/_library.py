@@ -6,6 +6,7 @@ edges, convolutions and attention stay as they are, calls that a program makes o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from rtxarr import dtypes
 from rtxarr._override import overridable
 from rtxarr.kernels._dense import packed
 from rtxarr.libs import blas
+from rtxarr.ops._activated import epilogue_of
 from rtxarr.ops._attention import is_one_block
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._edge_order import as_stored, by_number, of_sources, rows_by_number
@@ -32,6 +34,8 @@ _ORDERS: dict[str, Callable[[ir.Node, int], tuple[int, ...] | None]] = {}
 _GIVE_NEW = frozenset(
     (
         "rtxarr.kernels.scatter.scatter_reduce",
+        "rtxarr.ops._activated._activated_linear",
+        "rtxarr.ops._activated._gated_product",
         "rtxarr.ops._attention._attention",
         "rtxarr.ops._attention._attention_gradient",
         "rtxarr.ops._conv._convolution",
@@ -213,7 +217,12 @@ class Opaque:
     @property
     def into(self) -> Callable | None:
         """What does the same and writes the first result to ``out``; it gives None if it cannot."""
-        return _linear_into if repr(self) == "rtxarr.ops._linear.linear" else None
+        options = dict(self.options)
+        if repr(self) == "rtxarr.ops._linear.linear":
+            return _linear_into
+        if repr(self) == "rtxarr.ops._activated._activated_linear" and not options["keep"]:
+            return functools.partial(_linear_into, activation=options["activation"])
+        return None
 
     def order(self, call: ir.Node, number: int) -> tuple[int, ...] | None:
         """Return the order of axes in which a result is expected in memory; None: as they are."""
@@ -244,12 +253,16 @@ def _matmul(function, x1, x2):
     return matmul(x1, x2)  # of half precision as it is: it is rounded once by itself
 
 
+def _fits(x, weight, bias):
+    fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[1:]
+    fits = fits and (bias is None or bias.shape == weight.shape[:1])
+    return fits and all(dtypes.is_floating(v.dtype) for v in (x, weight, bias) if v is not None)
+
+
 @_rule("ops._linear.linear")
 def _linear(function, x, weight, bias=None):
     dtype = _result_type(x, weight, bias)
-    fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[1:]
-    fits = fits and (bias is None or bias.shape == weight.shape[:1])
-    if not fits or not all(dtypes.is_floating(v.dtype) for v in (x, weight, bias) if v is not None):
+    if not _fits(x, weight, bias):
         return NotImplemented  # it says what is wrong
     if current().on_numpy and not dtypes.is_half(dtype):
         return NotImplemented  # the product, and the bias in the kernel that reads it
@@ -257,10 +270,33 @@ def _linear(function, x, weight, bias=None):
     return _call(function, (x, weight, bias), {}, [result])[0]
 
 
-def _linear_into(x, weight, bias=None, *, out):
+def _linear_into(x, weight, bias=None, *, out, activation=None):
     options = {} if bias is None else {"bias": bias}
+    if activation is not None:
+        options["epilogue"] = epilogue_of(activation, out.dtype)
+        if options["epilogue"] is None:
+            return None
     found = blas.matmul_into(x, weight.T, out, **options)
     return None if found is None else (found,)
+
+
+@_rule("ops._activated._activated_linear")
+def _activated_linear(function, x, weight, bias=None, *, activation, keep=False):
+    if not _fits(x, weight, bias):
+        return NotImplemented
+    result = _result_type(x, weight, bias), (*x.shape[:-1], weight.shape[0])
+    options = {"activation": activation, "keep": keep}
+    found = _call(function, (x, weight, bias), options, [result] * (1 + keep))
+    return tuple(found) if keep else found[0]
+
+
+@_rule("ops._activated._gated_product")
+def _gated_product(function, x, w_gate, w_up, b_gate, b_up, *, activation):
+    arrays = x, w_gate, w_up, b_gate, b_up
+    if not _fits(x, w_gate, b_gate):
+        return NotImplemented
+    result = _result_type(*arrays), (*x.shape[:-1], w_gate.shape[0])
+    return _call(function, arrays, {"activation": activation}, [result])[0]
 
 
 def _result_type(*arrays):
@@ -268,10 +304,10 @@ def _result_type(*arrays):
 
 
 @_rule("ops._conv._convolution")
-def _convolution(function, x, weight, bias=None, *, windows, groups):
-    shape = x.shape[0], weight.shape[0], *windows.counts(x.shape[2:])
-    options = {"windows": windows, "groups": groups}
-    return _call(function, (x, weight, bias), options, [(_result_type(x, weight, bias), shape)])[0]
+def _convolution(function, x, weight, bias=None, residual=None, **options):
+    shape = x.shape[0], weight.shape[0], *options["windows"].counts(x.shape[2:])
+    arrays = x, weight, bias, residual
+    return _call(function, arrays, options, [(_result_type(*arrays), shape)])[0]
 
 
 @_rule("ops._conv._convolution_input")

@@ -6,6 +6,7 @@ import pytest
 import rtxarr as rx
 from rtxarr import geom
 from rtxarr.autograd import grad
+from rtxarr.ops._activated import _activated_linear, _gated_product, _in_product
 from rtxarr.ops._attention import is_one_block
 from rtxarr.polygraph import _library
 from rtxarr.polygraph._program import in_order, memory_order
@@ -202,6 +203,8 @@ OPAQUE = {
     "masked attention": lambda x: rx.scaled_dot_product_attention(
         *[rx.reshape(x, (1, 2, N // 2, 8))] * 3, x[None, None, : N // 2, :1]
     ),
+    "linear, relu": lambda x: _in_product(x, np.ones((6, x.shape[1])), np.ones(6), "relu"),
+    "linear, gelu": lambda x: _in_product(x, np.ones((6, x.shape[1])), None, "gelu_tanh"),
     "embedding": lambda x: rx.take(x, SRC, axis=0),
     "scatter": lambda x: rx.scatter_max(x, SRC[:N], 40),
 }
@@ -235,6 +238,12 @@ def test_what_is_said_to_be_new_memory_is(monkeypatch):
         lambda x: rx.conv2d(rx.reshape(x, (1, 2, 4, N)), np.ones((3, 2, 1, 1))),  # of one tap
         lambda x: rx.conv1d(np.ones((2, 8, 12)), x[:3, :, None]),
         lambda x: rx.linear(rx.astype(x[:4], rx.float16).T, half.T[:3, :4]),
+        lambda x: (
+            x[:4, :1]
+            * _gated_product(
+                rx.stop_gradient(x[:4].T), *[np.ones((4, 4))] * 2, None, None, activation="silu"
+            ).T
+        ),
     ):
         for function in (f, rx.grad(lambda x, f=f: rx.sum(rx.astype(f(x), rx.float64) ** 2))):
             rx.fuse(lambda x, function=function: function(2 * x))(X)
@@ -329,3 +338,26 @@ def test_products_stay_in_the_range_of_their_type(weighted):
     assert_close(fused(x), f(x), exact=True)
     assert_close(rx.fuse(gradient)(x), gradient(x))
     assert not fused.reasons
+
+
+def test_products_write_their_activation_where_it_belongs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        _library.blas, "matmul_into", lambda a, b, out, **options: asked.append(options) or out
+    )
+
+    def write(activation, dtype, keep=False):
+        options = (("activation", activation), ("keep", keep))
+        opaque = _library.Opaque(_activated_linear, (0, 1, 2), (None,) * 3, options)
+        x, bias = np.ones((4, 4), dtype), np.ones(4, dtype)
+        asked.clear()
+        if opaque.into is None:
+            return None
+        found = opaque.into(x, x, bias, out=x)
+        return found and asked[0]["epilogue"]
+
+    assert write("relu", np.float32) == "relu"
+    assert write("gelu_tanh", np.float16) == "gelu"
+    # The others are no part of the library's product: GELU of float32 is too coarse there.
+    assert write("gelu_tanh", np.float32) is write("silu", np.float16) is None
+    assert write("relu", np.float64) is write("gelu_tanh", np.float16, keep=True) is None

@@ -7,6 +7,7 @@ import pytest
 
 import rtxarr as rx
 from rtxarr.libs import blas, tile
+from rtxarr.ops import _gates
 from rtxarr.polygraph import _aot_data, _own_products, _products
 from rtxarr.polygraph import _ir as ir
 from rtxarr.testing import assert_close
@@ -164,6 +165,21 @@ def test_activations_that_others_have_or_need(served):
     gaps = array(48, dtype="bfloat16")[::2]
     f = lambda x, w, b: rx.silu(rx.linear(x, w, b))  # noqa: E731
     assert "silu left out: a bias has gaps" in check(f, x, w, gaps).explain()
+
+
+def test_layers_that_are_gated_pairs(served, monkeypatch):
+    """Where eager calls on a GPU have them in a kernel, and round once."""
+    x, w, v, b, c = given()
+    check(rx.gated_linear, x, w, v, b, c, runs=["gated matmul + bias + silu"])
+    check(
+        lambda x, w, v: rx.gated_linear(x, w, v, activation="gelu_tanh"),
+        x,
+        w,
+        v,
+        runs=["gated matmul + gelu_tanh"],
+    )
+    monkeypatch.setattr(_gates, "on_gpu", lambda x: True)
+    check(lambda x, w: rx.swiglu(rx.linear(x, w)), x, w, runs=["gated matmul + silu"])
 
 
 # ---------------------------------------------------------------------------- and what is not
