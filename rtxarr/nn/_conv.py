@@ -8,7 +8,9 @@ from rtxarr.nn import initializers
 from rtxarr.nn._module import Module
 from rtxarr.nn._parameter import Parameter
 from rtxarr.nn._text import call_text
+from rtxarr.ops._activated import check_activation
 from rtxarr.ops._check import check_sizes
+from rtxarr.ops._conv import ACTIVATIONS as CONV_ACTIVATIONS
 from rtxarr.ops._windows import per_axis
 
 Ints = int | tuple[int, ...]
@@ -29,6 +31,7 @@ class _Conv(Module):
         dilation: Ints = 1,
         groups: int = 1,
         bias: bool = True,
+        activation: str | None = None,
         weight_init: str | Callable = "fan_in_uniform",
         bias_init: str | Callable = "zeros",
         dtype: Any = None,
@@ -36,15 +39,16 @@ class _Conv(Module):
         generator: Any = None,
     ):
         kernel = _kernel(self, kernel_size, in_channels, out_channels, groups)
+        check_activation(activation, CONV_ACTIVATIONS)
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
         self.stride, self.padding, self.dilation = stride, padding, dilation
-        self.groups = groups
+        self.groups, self.activation = groups, activation
         options = {"dtype": dtype, "device": device, "generator": generator}
         shape = (out_channels, in_channels // groups, *kernel)
         self.weight = Parameter(shape, init=weight_init, **options)
         self.bias = Parameter((out_channels,), init=bias_init, **options) if bias else None
 
-    def forward(self, x):
+    def forward(self, x, residual=None):
         return type(self).function(
             x,
             self.weight,
@@ -53,11 +57,13 @@ class _Conv(Module):
             padding=self.padding,
             dilation=self.dilation,
             groups=self.groups,
+            residual=residual,
+            activation=self.activation,
         )
 
     def __repr__(self):
         names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
-        return call_text(self, *names, "groups")
+        return call_text(self, *names, "groups", "activation")
 
 
 class _ConvTranspose(Module):
@@ -172,9 +178,16 @@ _DOC = """{summary}
     ----------
     weight : Parameter, shape {weight}
     bias : Parameter, shape (out_channels,), or None
-    """
+    {notes}"""
 _OPTIONS = """stride, dilation : int or one for each axis, default 1
-    padding : int, one for each axis, "same" or "valid", default 0"""
+    padding : int, one for each axis, "same" or "valid", default 0
+    activation : {"relu", "silu"}, optional"""
+_NOTES = """
+    Notes
+    -----
+    Call it as ``layer(x, residual)`` to add something of the shape of the result before the
+    activation.
+    """
 _TRANSPOSE_OPTIONS = """stride, dilation : int or one for each axis, default 1
     padding, output_padding : int or one for each axis, default 0"""
 
@@ -183,11 +196,13 @@ for _plain in (Conv1d, Conv2d, Conv3d):
         summary=f"Convolution over {_plain.n_axes} axes; see :func:`rtxarr.conv{_plain.n_axes}d`.",
         options=_OPTIONS,
         weight="(out_channels, in_channels // groups, kernel_size...)",
+        notes=_NOTES,
     )
 for _transposed in (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d):
     _transposed.__doc__ = _DOC.format(
         summary=f"Transposed convolution; see :func:`rtxarr.conv_transpose{_transposed.n_axes}d`.",
         options=_TRANSPOSE_OPTIONS,
         weight="(in_channels, out_channels // groups, kernel_size...)",
+        notes="",
     )
 del _plain, _transposed

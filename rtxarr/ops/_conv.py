@@ -14,7 +14,15 @@ from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.libs._conv_plans import channels_last
 from rtxarr.libs.dnn import try_convolution, try_convolution_input, try_convolution_weight
+from rtxarr.ops._activated import (
+    _stored_relu,
+    check_activation,
+    is_tracked,
+)
+from rtxarr.ops._activations import relu, silu
 from rtxarr.ops._check import check_floating
+from rtxarr.ops._elementwise import add
+from rtxarr.ops._gates import on_gpu
 from rtxarr.ops._half import rounded_once, widen
 from rtxarr.ops._linalg import matmul
 from rtxarr.ops._manipulate import reshape
@@ -29,6 +37,8 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose3d",
 ]
+
+ACTIVATIONS = {"relu": relu, "silu": silu}
 
 
 def _batch_last(x):
@@ -79,12 +89,29 @@ def _add_bias(out, bias):
 
 @differentiable
 @overridable
-def _convolution(x, weight, bias=None, *, windows, groups):
-    """Convolve ``x (batch, in_channels, *spatial)``: ``(batch, out_channels, *counts)``."""
+def _convolution(x, weight, bias=None, residual=None, *, windows, groups, activation=None):
+    """Convolve ``x (batch, in_channels, *spatial)``: ``(batch, out_channels, *counts)``.
+
+    Then comes what is added to that, and an activation, of which the rules know nothing: the
+    result stands in for its argument, as ReLU lets it.
+    """
+    options = {"windows": windows, "groups": groups}
+    fuses = residual is None or residual.dtype == x.dtype
     out = None
     if is_device_array(x):
-        out = try_convolution(x, weight, bias, windows=windows, groups=groups)
-    return _unfolded(x, weight, bias, windows=windows, groups=groups) if out is None else out
+        more = {"residual": residual, "activation": activation} if fuses else {}
+        out = try_convolution(x, weight, bias, **options, **more)
+        if out is not None and fuses:
+            return out
+    if out is None:
+        out = _unfolded(x, weight, bias, **options)
+    return _finished(out, residual, activation)
+
+
+def _finished(out, residual, activation):
+    """Add to a convolution what comes after it."""
+    out = out if residual is None else add(out, residual)
+    return out if activation is None else ACTIVATIONS[activation](out)
 
 
 @rounded_once
@@ -174,6 +201,7 @@ _convolution.defvjps(
     ),
     weight=_weight_like,
     bias=_sum_over_places,
+    residual=lambda g: g,
 )
 _convolution_input.defvjps(
     y=lambda g, weight, windows, groups: _convolution(g, weight, windows=windows, groups=groups),
@@ -235,7 +263,9 @@ def _check_bias(bias, n_out):
         raise ValueError(f"bias must have shape ({n_out},), got {bias.shape}")
 
 
-def _conv(n_axes, x, weight, bias, stride, padding, dilation, groups):
+def _conv(
+    n_axes, x, weight, bias, stride, padding, dilation, groups, residual=None, activation=None
+):
     _check(n_axes, x, weight, bias, groups, "out_channels, in_channels / groups")
     if x.shape[1] != weight.shape[1] * groups:
         raise ValueError(
@@ -245,7 +275,27 @@ def _conv(n_axes, x, weight, bias, stride, padding, dilation, groups):
     _check_bias(bias, weight.shape[0])
     windows = make_windows(weight.shape[2:], x.shape[2:], stride, padding, dilation)
     windows.check_fit(x.shape[2:], "weight")
-    return _convolution(x, weight, bias, windows=windows, groups=groups)
+    if residual is None and activation is None:
+        return _convolution(x, weight, bias, None, windows=windows, groups=groups)
+    check_activation(activation, tuple(ACTIVATIONS))
+    shape = x.shape[0], weight.shape[0], *windows.counts(x.shape[2:])
+    check_floating(residual=residual)
+    if residual is not None and residual.shape != shape:
+        raise ValueError(
+            f"residual must have the shape of the result, {shape}, got {residual.shape}"
+        )
+    options = {"windows": windows, "groups": groups}
+    if on_gpu(x):
+        return _in_plan((x, weight, bias, residual), activation, **options)
+    return _finished(_convolution(x, weight, bias, None, **options), residual, activation)
+
+
+def _in_plan(arrays, activation, **options):
+    if activation == "relu":
+        return _stored_relu(_convolution(*arrays, **options, activation="relu"))
+    if activation == "silu" and is_tracked(*arrays):  # its rule needs what comes before it
+        return silu(_convolution(*arrays, **options))
+    return _convolution(*arrays, **options, activation=activation)
 
 
 def _conv_transpose(n_axes, x, weight, bias, stride, padding, output_padding, dilation, groups):
@@ -286,8 +336,12 @@ def _conv_function(n_axes):
         padding: int | tuple[int, ...] | str = 0,
         dilation: int | tuple[int, ...] = 1,
         groups: int = 1,
+        residual=None,
+        activation: str | None = None,
     ):
-        return _conv(n_axes, x, weight, bias, stride, padding, dilation, groups)
+        return _conv(
+            n_axes, x, weight, bias, stride, padding, dilation, groups, residual, activation
+        )
 
     return for_axes(conv, f"conv{n_axes}d", _DOC, n_axes)
 
@@ -325,6 +379,10 @@ _DOC = """Slide a bank of filters over {axes} (correlation: the filters are not 
         additional zero is at the end.
     groups : int, default 1
         Groups of channels that do not see each other.
+    residual : array or Tensor, the shape of the result, optional
+        Added to the result.
+    activation : {{"relu", "silu"}}, optional
+        Of all that.
 
     Returns
     -------
@@ -333,11 +391,11 @@ _DOC = """Slide a bank of filters over {axes} (correlation: the filters are not 
 
     Notes
     -----
-    Differentiable in ``x``, ``weight`` and ``bias`` to any order. Half precision accumulates in
-    float32. On a GPU cuDNN does the work where it can (see :func:`rtxarr.libs.show`), with channels
-    last in the memory of the result if they are in that of ``x``. Elsewhere unfolded windows take a
-    buffer of up to 2**19 elements on the CPU and 2**26 on a GPU, or of one sample's where that is
-    more.
+    Differentiable in all arrays to any order. Half precision accumulates in float32. On a GPU cuDNN
+    does the work where it can (see :func:`rtxarr.libs.show`), with channels last in the memory of
+    the result if they are in that of ``x``; bias, residual and activation are part of it, but for
+    SiLU where a gradient is recorded. Elsewhere unfolded windows take a buffer of up to 2**19
+    elements on the CPU and 2**26 on a GPU, or of one sample's where that is more.
     """
 
 _DOC_TRANSPOSE = """Spread each element over the window that :func:`conv{n_axes}d` makes it from.

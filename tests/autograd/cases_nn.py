@@ -3,7 +3,7 @@
 import numpy as np
 
 import rtxarr as rx
-from rtxarr.ops._conv import _convolution_weight
+from rtxarr.ops._conv import _convolution_weight, _in_plan
 from rtxarr.ops._dropout import _dropout, _dropout_add
 from rtxarr.ops._losses import _cross_entropy, _cross_entropy_gradient
 from rtxarr.ops._norm import _group_formula, _group_norm
@@ -32,6 +32,10 @@ SEEN = np.array([[True, True, False, True], [False] * 4, [True, False, False, Fa
 POOL = make_windows((3, 2), (5, 4), 2, 1, 1)
 CONV = make_windows((2, 3), (5, 4), (2, 1), 1, (1, 2))
 STENCIL = ("cubic", 4, 7, 4 / 7, False)
+SAME = make_windows((3, 3), (5, 4), 1, 1, 1)
+CENTRE = rng.standard_normal((2, 2, 3, 3))
+SUM = rng.standard_normal((2, 2, 5, 4))
+assert np.abs(rx.conv2d(IMAGE, CENTRE, np.full(2, 0.3), padding=1) + SUM).min() > 0.01
 # As integers they are constants.
 RANKS = np.round(10 * RANKED).astype("int64")
 LARGEST = np.round(10 * rx.max_pool2d(RANKED, (3, 2), stride=2, padding=1)).astype("int64")
@@ -48,6 +52,11 @@ def _grouped(x, weight, bias, *, activation):
         return rx.group_norm(x, 2, weight, bias, activation=activation)
     options = {"n_groups": 2, "eps": 1e-5, "activation": activation}
     return _group_norm(x, weight, bias, None, None, **options)
+
+
+def in_plan(activation):
+    """Convolve and add, in one where a GPU can; these are calls that it gets."""
+    return lambda *arrays: _in_plan(arrays, activation, windows=SAME, groups=1)
 
 
 CASES = {
@@ -114,6 +123,10 @@ CASES = {
             (IMAGE, rng.standard_normal((3, 2, 2, 2)), rng.standard_normal(3)),
         ),
         (rx.conv2d, (IMAGE, rng.standard_normal((3, 2, 1, 1)))),
+        *(
+            (in_plan(name), (IMAGE, CENTRE, np.full(2, 0.3), SUM))
+            for name in (None, "relu", "silu")
+        ),
         (
             lambda x, w: rx.conv3d(x, w, stride=(2, 1, 1), padding=(0, 1, 0)),
             (rng.standard_normal((1, 2, 4, 2, 3)), rng.standard_normal((2, 2, 3, 2, 2))),

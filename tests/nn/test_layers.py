@@ -57,6 +57,18 @@ LAYERS = {
     "GroupNorm": (lambda: nn.GroupNorm(2, 4, **FLOAT64), (draw(2, 4, 3),), {}),
     "BatchNorm": (lambda: nn.BatchNorm(3, **FLOAT64), (draw(4, 3, 2),), {}),
     "BatchNorm eval": (lambda: nn.BatchNorm(3, **FLOAT64).eval(), (draw(4, 3, 2),), {}),
+    "Linear gelu": (lambda: nn.Linear(4, 3, activation="gelu_tanh", **FLOAT64), (draw(5, 4),), {}),
+    "GatedLinear": (lambda: nn.GatedLinear(4, 3, **FLOAT64), (draw(5, 4),), {}),
+    "GatedLinear without bias": (
+        lambda: nn.GatedLinear(4, 3, bias=False, activation="gelu", **FLOAT64),
+        (draw(5, 4),),
+        {},
+    ),
+    "Conv2d residual": (
+        lambda: nn.Conv2d(2, 3, 3, padding=1, activation="silu", **FLOAT64),
+        (draw(2, 2, 4, 3), draw(2, 3, 4, 3)),
+        {},
+    ),
     "MultiHeadAttention": (
         lambda: nn.MultiHeadAttention(4, 2, causal=True, **FLOAT64),
         (draw(2, 3, 4),),
@@ -89,6 +101,10 @@ def test_gradients_by_inputs_and_parameters(name):
     [
         (nn.Linear(3, 2), "Linear(3, 2)"),
         (nn.Linear(3, 2, bias=False), "Linear(3, 2, bias=False)"),
+        (nn.Linear(3, 2, activation="relu"), "Linear(3, 2, activation='relu')"),
+        (nn.GatedLinear(3, 2), "GatedLinear(3, 2)"),
+        (nn.GatedLinear(3, 2, activation="gelu"), "GatedLinear(3, 2, activation='gelu')"),
+        (nn.Conv1d(3, 8, 5, activation="silu"), "Conv1d(3, 8, (5,), activation='silu')"),
         (nn.Embedding(9, 4), "Embedding(9, 4)"),
         (nn.Embedding(9, 4, padding_index=0), "Embedding(9, 4, padding_index=0)"),
         (nn.Conv2d(3, 8, 5, padding="same"), "Conv2d(3, 8, (5, 5), padding='same')"),
@@ -116,11 +132,43 @@ def test_recurrent_text():
     assert repr(nn.GRU(2, 3, bidirectional=True)).startswith("GRU(2, 3, bidirectional=True)")
 
 
+def test_layers_with_an_activation_are_the_two_steps():
+    layer = nn.Linear(4, 3, activation="gelu_tanh", **FLOAT64)
+    x = draw(5, 4)
+    want = rx.gelu(rx.linear(x, layer.weight, layer.bias), approximate="tanh")
+    assert_close(layer(x), want, exact=True)
+    conv = nn.Conv1d(4, 3, 3, padding=1, activation="relu", **FLOAT64)
+    x, residual = draw(2, 4, 5), draw(2, 3, 5)
+    plain = rx.conv1d(x, conv.weight, conv.bias, padding=1)
+    assert_close(conv(x, residual), rx.relu(plain + residual), exact=True)
+    assert_close(conv(x), rx.relu(plain), exact=True)
+    gated = nn.GatedLinear(4, 3, **FLOAT64)
+    x = draw(5, 4)
+    gate, up = x @ gated.w_gate.data.T + gated.b_gate.data, x @ gated.w_up.data.T + gated.b_up.data
+    assert_close(gated(x), rx.silu(gate) * up)
+    assert [name for name, _ in gated.named_parameters()] == ["w_gate", "w_up", "b_gate", "b_up"]
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_tanh", "gelu", "swiglu", rx.tanh], ids=str)
+def test_a_block_applies_its_activation_once(activation):
+    """Also where another layer takes the place of the inner one."""
+    block = nn.TransformerBlock(8, 2, activation=activation, **FLOAT64)
+    x = draw(2, 3, 8)
+    found = block(x)
+    up = nn.Linear(8, block.up.out_features, **FLOAT64)
+    up.weight, up.bias = block.up.weight, block.up.bias
+    block.up = up
+    assert_close(block(x), found, exact=True)
+    inner = block.activation(up(block.norm2(y := x + block.attention(block.norm1(x)))))
+    assert_close(found, y + block.down(inner), exact=True)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
         (lambda d: nn.Linear(3, 2, dtype=d), (4, 3)),
+        (lambda d: nn.GatedLinear(3, 2, dtype=d), (4, 3)),
         (lambda d: nn.Conv1d(2, 3, 3, dtype=d), (2, 2, 5)),
         (lambda d: nn.ConvTranspose1d(2, 3, 3, dtype=d), (2, 2, 5)),
         (lambda d: nn.GRU(2, 3, dtype=d), (2, 4, 2)),
@@ -129,7 +177,17 @@ def test_recurrent_text():
         (lambda d: nn.TransformerBlock(4, 2, dtype=d, dropout=0.1), (2, 3, 4)),
         (lambda d: nn.TransformerBlock(4, 2, dtype=d, norm="rms_norm"), (2, 3, 4)),
     ],
-    ids=["Linear", "Conv1d", "ConvTranspose1d", "GRU", "LSTM", "BatchNorm", "block", "rms block"],
+    ids=[
+        "Linear",
+        "GatedLinear",
+        "Conv1d",
+        "ConvTranspose1d",
+        "GRU",
+        "LSTM",
+        "BatchNorm",
+        "block",
+        "rms block",
+    ],
 )
 def test_dtypes_stay(make, shape, dtype):
     with rx.device("cpu"):
@@ -353,6 +411,12 @@ def test_bad_recurrent_arguments(call, error, message):
         (lambda: nn.TransformerBlock(8, 2, norm="norm"), "norm must be one of layer_norm, rms_n"),
         (lambda: nn.TransformerBlock(8, 2, mlp_ratio=0), "mlp_ratio must be > 0, got 0"),
         (lambda: nn.TransformerBlock(8, 2, activation="gelo"), "activation must be callable or"),
+        (lambda: nn.Linear(3, 2, activation="elu"), "activation must be one of 'relu', .* or None"),
+        (lambda: nn.GatedLinear(3, 2, activation=None), "activation must be one of .*, got None"),
+        (
+            lambda: nn.Conv1d(3, 2, 1, activation="gelu"),
+            "one of 'relu', 'silu' or None, got 'gelu'",
+        ),
         (lambda: nn.Linear(3, 2)(draw(4, 2)), r"x must have shape \(..., 3\).*got \(4, 2\)"),
     ],
 )
@@ -369,6 +433,7 @@ def test_bad_layer_arguments(call, message):
         (nn.BatchNorm, ["n_channels"]),
         (nn.GroupNorm, ["n_groups", "n_channels"]),
         (nn.Linear, ["in_features", "out_features"]),
+        (nn.GatedLinear, ["in_features", "out_features"]),
         (nn.Embedding, ["n_embeddings", "n_features"]),
         (partial(nn.Conv2d, kernel_size=3), ["in_channels", "out_channels", "groups"]),
         (partial(nn.ConvTranspose1d, kernel_size=3), ["in_channels", "out_channels", "groups"]),

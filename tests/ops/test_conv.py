@@ -156,6 +156,19 @@ def test_half_precision(check_half):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
+def test_residual_and_activation(xp, n):
+    x, weight, bias = make(n, 1)
+    added = rng.standard_normal((2, 6, *plain_conv(x, weight, bias, 1, 0, 1, 1).shape[2:]))
+    want = plain_conv(x, weight, bias, 1, 0, 1, 1)
+    arrays = [xp.asarray(a) for a in (x, weight, bias)]
+    residual = xp.asarray(added)
+    assert_close(CONV[n](*arrays, residual=residual), want + added)
+    relu = np.maximum(want + added, 0)
+    assert_close(CONV[n](*arrays, residual=residual, activation="relu"), relu)
+    assert_close(CONV[n](*arrays, activation="silu"), want / (1 + np.exp(-want)))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
 def test_per_sample_gradients(check_per_sample, n):
     x, weight, bias = make(n, 2)
     check_per_sample(lambda *a: CONV[n](*a, stride=2, padding=1, groups=2), x, weight, bias)
@@ -220,6 +233,21 @@ X, WEIGHT, BIAS = make(2, 2)
             lambda: rx.conv2d(X.astype("int64"), WEIGHT, groups=2),
             TypeError,
             "x must have a real floating-point dtype, got int64",
+        ),
+        (
+            lambda: rx.conv2d(X, WEIGHT, groups=2, residual=X),
+            ValueError,
+            r"residual must have the shape of the result, \(2, 6, 3, 5\), got \(2, 4, 5, 6\)",
+        ),
+        (
+            lambda: rx.conv2d(X, WEIGHT, groups=2, residual=np.zeros((2, 6, 3, 5), int)),
+            TypeError,
+            "residual must have a real floating-point dtype, got int64",
+        ),
+        (
+            lambda: rx.conv2d(X, WEIGHT, groups=2, activation="gelu"),
+            ValueError,
+            "activation must be one of 'relu', 'silu' or None, got 'gelu'",
         ),
         (
             lambda: rx.conv_transpose2d(X, WEIGHT),
