@@ -62,13 +62,22 @@ def _activation(formula):
     @functools.wraps(formula)
     def checked(x, /, **options):
         check_floating(x=x)
-        if name in kernels.FORWARD and not options and kernels.fits(x):
-            return kernels.activation(name, x)
+        kernel = _kernel_of(name, options)
+        if kernel is not None and kernels.fits(x):
+            return kernels.activation(kernel, x)
         return compute(x, **options)
 
     if "Parameters" not in (checked.__doc__ or ""):
         checked.__doc__ = (checked.__doc__ or "") + _SHARED_DOC
     return differentiable(checked, elementwise=True)
+
+
+def _kernel_of(name, options):
+    """Give the name of the kernel for a formula with these options; None if there is none."""
+    if options == {"approximate": "tanh"}:
+        return "gelu_tanh"
+    plain = not options or options == {"approximate": "none"}
+    return name if plain and name in kernels.FORWARD else None
 
 
 def _gradient(name, saved, g, formula):
@@ -313,8 +322,6 @@ def gelu(x, /, *, approximate: str = "none"):
     ----------
     Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", 2016, arXiv:1606.08415, sec. 2.
     """
-    if approximate in ("none", "tanh") and kernels.fits(x):
-        return kernels.activation("gelu" if approximate == "none" else "gelu_tanh", x)
     if approximate == "none":
         return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
     if approximate == "tanh":

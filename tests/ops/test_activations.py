@@ -7,6 +7,7 @@ import pytest
 from scipy import special, stats
 
 import rtxarr as rx
+from rtxarr.ops import _activations
 from rtxarr.random import Generator
 from rtxarr.testing import assert_close
 
@@ -202,6 +203,22 @@ def test_options_of_a_wrong_kind_are_refused(call, message):
 
 
 # --------------------------------------------------------------------------------- PyTorch
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({}, "gelu"), ({"approximate": "none"}, "gelu"), ({"approximate": "tanh"}, "gelu_tanh")],
+)
+def test_forms_of_gelu_are_one_launch(monkeypatch, options, name):
+    """Half precision too, which the kernel widens by itself."""
+    launched = []
+    monkeypatch.setattr(_activations.kernels, "fits", lambda *arrays: True)
+    monkeypatch.setattr(
+        _activations.kernels, "activation", lambda *args: launched.append(args) or args[1]
+    )
+    x = X.astype(rx.bfloat16)
+    assert rx.gelu(x, **options) is x
+    assert [(kind, a.dtype) for kind, a in launched] == [(name, rx.bfloat16)]
 
 
 @pytest.mark.compare
