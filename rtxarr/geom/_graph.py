@@ -53,7 +53,8 @@ class Graph:
     Make one with :meth:`from_edges` or one of the ``from_...`` functions. Graphs do not change:
     methods that seem to change one give another, attributes cannot be set, and the arrays that hold
     the edges in the host's memory are read-only. Arrays that a graph was given without a copy must
-    not be changed either.
+    not be changed either. Copies and pickles are of the arrays alone, not of what was worked out of
+    them; CuPy's come out of a pickle on the current device.
 
     Parameters
     ----------
@@ -155,6 +156,16 @@ class Graph:
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"graphs do not change, got {name!r} to delete: make another graph")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Give what the graph was made of, for copies and pickles, not what was worked out."""
+        worked_out = {"_kept"}
+        for kind in type(self).__mro__:
+            worked_out |= {name for name, x in vars(kind).items() if isinstance(x, cached_property)}
+        return {name: unproxied(x) for name, x in vars(self).items() if name not in worked_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._keep(**{name: proxied(frozen(x)) for name, x in state.items()}, _kept={})
 
     @classmethod
     def _made(cls, indptr, indices, n_src, edge_ids, nodes=None, edges=None, nested=False):
@@ -460,6 +471,20 @@ def frozen(x: Any) -> Any:
     x = x.view()
     x.flags.writeable = False
     return x
+
+
+def proxied(x: Any) -> Any:
+    """Give a dict, and those in it, as mappings that cannot be written to; others as they are."""
+    if not isinstance(x, dict):
+        return x
+    return MappingProxyType({name: proxied(held) for name, held in x.items()})
+
+
+def unproxied(x: Any) -> Any:
+    """Give such mappings as dicts: they can be copied and pickled."""
+    if not isinstance(x, (dict, MappingProxyType)):
+        return x
+    return {name: unproxied(held) for name, held in x.items()}
 
 
 def plain(x: Any) -> Any:

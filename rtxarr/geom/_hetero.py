@@ -8,7 +8,7 @@ from typing import Any
 
 from rtxarr import _device, ops
 from rtxarr.autograd._tape import Tensor, raw
-from rtxarr.geom._graph import Graph, _attributes, _count
+from rtxarr.geom._graph import Graph, _attributes, _count, proxied, unproxied
 from rtxarr.geom._subgraph import before
 from rtxarr.nn import Module
 
@@ -88,6 +88,12 @@ class HeteroGraph:
                 for kind, n in counts.items()
             }
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: unproxied(x) for name, x in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({name: proxied(x) for name, x in state.items()})
 
     @classmethod
     def from_edges(
