@@ -12,6 +12,7 @@ from rtxarr.geom._graph import Graph
 from rtxarr.geom._hetero import HeteroGraph, Relation
 from rtxarr.geom._sampling import (
     HETERO,
+    _edge_weights,
     _fanout,
     _integer,
     check_nodes,
@@ -60,6 +61,9 @@ class HeteroNeighborSampler:
         all. In a mapping all have one length, and relations that are left out are not followed.
     replace : bool, default False
         Whether an edge may be drawn again.
+    weight : mapping of (str, str, str) to array of float, shape (n_edges,), optional
+        How likely each edge of a relation is drawn, as :class:`NeighborSampler` takes it. Edges of
+        relations that are left out are equally likely.
     seed : int, default 0
 
     Notes
@@ -91,6 +95,7 @@ class HeteroNeighborSampler:
         fanout: Sequence[int] | Mapping[Relation, Sequence[int]],
         *,
         replace: bool = False,
+        weight: Mapping[Relation, Any] | None = None,
         seed: int = 0,
     ):
         self.graph = graph
@@ -108,6 +113,13 @@ class HeteroNeighborSampler:
         self.replace = replace
         self.seed = _integer("seed", seed, 0, 2**64)
         self._places = {relation: i for i, relation in enumerate(sorted(graph.graphs))}
+        unknown = set(weight or ()) - set(graph.graphs)
+        if unknown:
+            raise ValueError(f"weight must be of relations of the graph, got {unknown}")
+        self._weights = {
+            relation: _weights_of(graph.graphs[relation], of_edges, f"weight[{relation}]")
+            for relation, of_edges in (weight or {}).items()
+        }
 
     def __repr__(self):
         return f"HeteroNeighborSampler({self.graph!r}, {self.n_hops} hops)"
@@ -189,9 +201,14 @@ class HeteroNeighborSampler:
         for relation, fanout in self.fanout.items():
             graph, here = self.graph.graphs[relation], nodes[relation[2]]
             key, stream = stream_of(self.seed, HETERO, epoch, hop, self._places[relation])
+            options = {}
+            if relation in self._weights:
+                weights, sums, available = self._weights[relation]
+                available = _device.namespace(here).take(available, here)
+                options = {"weights": weights, "sums": sums, "available": available}
             begun[relation] = sampling.begin_draw(
                 here, *rows_of(graph, here), fanout[hop], key=key, stream=stream,
-                replace=self.replace,
+                replace=self.replace, **options,
             )  # fmt: skip
         sizes = _last([offsets for offsets, _ in begun.values()])
         drawn = {}
@@ -244,6 +261,12 @@ class HeteroNeighborSampler:
 
 
 _NONE = np.zeros(0, np.int64)
+
+
+def _weights_of(graph, weight, name):
+    """Give the weights of stored edges, these added up along rows, and how many are above zero."""
+    weights = _edge_weights(graph, weight, name)
+    return weights, *sampling.sum_rows(graph.indptr, weights)
 
 
 def _last(arrays):

@@ -377,16 +377,16 @@ def check_nodes(name: str, nodes: Any, graph: Graph, *, n_nodes: int | None = No
     return xp.ascontiguousarray(xp.astype(nodes, np.int64, copy=False))
 
 
-def _edge_weights(graph, weight):
+def _edge_weights(graph, weight, name="weight"):
     """Return the weights in stored order as float64."""
     weight = plain(weight)
     if not _device.is_array(weight) or weight.shape != (graph.n_edges,):
         shape = getattr(weight, "shape", type(weight).__name__)
-        raise ValueError(f"weight must have shape ({graph.n_edges},), one an edge, got {shape}")
+        raise ValueError(f"{name} must have shape ({graph.n_edges},), one an edge, got {shape}")
     xp = _device.namespace(weight, graph.indptr)
     weight = xp.astype(graph.stored(weight), xp.float64)
     if not bool(xp.all((weight >= 0) & xp.isfinite(weight))):
-        raise ValueError("weight must be finite and not negative, got other values")
+        raise ValueError(f"{name} must be finite and not negative, got other values")
     return weight
 
 

@@ -12,6 +12,7 @@ from rtxarr.autograd._tape import raw
 from rtxarr.geom._graph import Graph, plain
 from rtxarr.geom._sampling import (
     TEMPORAL,
+    _edge_weights,
     _fanout,
     _integer,
     check_nodes,
@@ -58,6 +59,8 @@ class TemporalSampler:
         Whether edges of the very moment count.
     replace : bool, default False
         Whether an edge may be drawn again.
+    weight : array of float, shape (n_edges,), optional
+        How likely each edge is drawn, as :class:`NeighborSampler` takes it.
     seed : int, default 0
 
     Notes
@@ -83,6 +86,7 @@ class TemporalSampler:
         time: Any = "time",
         inclusive: bool = False,
         replace: bool = False,
+        weight: Any = None,
         seed: int = 0,
     ):
         _require_square(graph)
@@ -110,6 +114,12 @@ class TemporalSampler:
         self._keys = xp.take(keys, order)
         self._indices = xp.take(graph.indices, order)
         self._edge_ids = xp.take(graph.edge_ids, order)
+        self._weights = self._sums = self._positive = None
+        if weight is not None:
+            self._weights = xp.take(_edge_weights(graph, weight), order)
+            self._sums, _ = sampling.sum_rows(graph.indptr, self._weights)
+            positive = xp.cumulative_sum(xp.astype(self._weights > 0, xp.int64))
+            self._positive = xp.concat([xp.zeros_like(graph.indptr[:1]), positive])
 
     def __repr__(self):
         return f"TemporalSampler({self.graph!r}, fanout={list(self.fanout)})"
@@ -182,9 +192,14 @@ class TemporalSampler:
             first = xp.take(graph.indptr, nodes)
             moment = nodes * self._moments.shape[0] + xp.take(ranks, owners)
             degrees = xp.searchsorted(self._keys, moment, side="left") - first
+            available = None
+            if self._weights is not None:
+                end = xp.take(self._positive, first + degrees)
+                available = end - xp.take(self._positive, first)
             offsets, edges = sampling.draw(
-                nodes, first, degrees, fanout, key=key, stream=stream, replace=self.replace
-            )
+                nodes, first, degrees, fanout, key=key, stream=stream, replace=self.replace,
+                weights=self._weights, sums=self._sums, available=available, prefixes=True,
+            )  # fmt: skip
             src = xp.take(self._indices, edges)
             edge_ptr = xp.take(offsets, ptr)
             local, reached, ends = sampling.renumber(nodes, ptr, src, edge_ptr, graph.n_src)

@@ -124,7 +124,8 @@ def list_rows(first, degrees, offsets, n, slots, bits, same, counters, short_row
     if row < first.size:
         least = row
         if _chooses(degrees, offsets, n, row):
-            least = find_place(slots, 0, slots.size, first[row], bits)
+            if slots.size > 0:  # else all are of different nodes
+                least = find_place(slots, 0, slots.size, first[row], bits)
             if least == row:
                 is_short = degrees[row] <= SHORT
                 n_pieces = np.int64(0) if is_short else (degrees[row] + PIECE - 1) // PIECE

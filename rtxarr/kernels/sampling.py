@@ -53,6 +53,7 @@ def draw(
     weights: Any = None,
     sums: Any = None,
     available: Any = None,
+    prefixes: bool = False,
 ) -> tuple[Any, Any]:
     """Draw edges of each node.
 
@@ -71,6 +72,9 @@ def draw(
         weight zero is not drawn.
     available : array of int64, shape (n_rows,)
         How many edges of each row have a weight; with ``weights``.
+    prefixes : bool, default False
+        Whether rows of one node may have different numbers of its edges. A GPU then draws by weight
+        for each of them, which waits once.
 
     Returns
     -------
@@ -81,7 +85,7 @@ def draw(
     """
     offsets, write = begin_draw(
         nodes, first, degrees, n, key=key, stream=stream, replace=replace, weights=weights,
-        sums=sums, available=available,
+        sums=sums, available=available, prefixes=prefixes,
     )  # fmt: skip
     n_drawn = int(offsets[-1])
     return offsets, write(n_drawn)[:n_drawn]
@@ -99,6 +103,7 @@ def begin_draw(
     weights: Any = None,
     sums: Any = None,
     available: Any = None,
+    prefixes: bool = False,
 ) -> tuple[Any, Callable[[int], Any]]:
     """Do as :func:`draw`, but return ``offsets`` and a function, which takes ``offsets[-1]``.
 
@@ -115,8 +120,11 @@ def begin_draw(
         if runs_kernels(nodes):
             if weights is None or replace:
                 _write_on_gpu(rows, offsets, n, replace, sums, out, place)
-            else:
-                _write_weighted_on_gpu(xp, rows, available, offsets, n, weights, out, place)
+            elif out.size:
+                n_edges = int(xp.sum(degrees)) if prefixes else None
+                _write_weighted_on_gpu(
+                    xp, rows, available, offsets, n, weights, out, place, n_edges
+                )
             return out
         from rtxarr.kernels import _sampling_njit as host
 
@@ -166,13 +174,14 @@ def _write_weighted_on_gpu(
     weights: Any,
     out: Any,
     place: tuple,
+    n_edges: int | None,
 ) -> None:
+    """Draw; ``n_edges`` is of all rows where those of one node may be different ones."""
     from rtxarr.kernels import _selection_cuda as gpu
 
     nodes, first, degrees = rows
-    if out.size == 0:
-        return
-    lists = _list_rows(xp, first, degrees, offsets, n, weights.size)
+    apart, n_edges = n_edges is not None, weights.size if n_edges is None else n_edges
+    lists = _list_rows(xp, first, degrees, offsets, n, n_edges, apart)
     done = (offsets, weights, lists.counters)
     launch(
         gpu.select_short,
@@ -181,8 +190,8 @@ def _write_weighted_on_gpu(
         block=(gpu.LANES, gpu.GROUPS),
     )
     fits = 0 < n <= gpu.PIECE // 2
-    # The rows are different ones, and those of several pieces fill more than half of them.
-    half = 2 * weights.size // gpu.PIECE * n if fits else 0
+    # Rows that are drawn have so many edges, and those of several pieces fill more than half.
+    half = 2 * n_edges // gpu.PIECE * n if fits else 0
     none = xp.empty(0, dtype=np.int64)
     best = xp.empty((2, 2 * half), dtype=np.int64)
     best_keys, best_edges = best[0], best[1]
@@ -212,15 +221,21 @@ def _write_weighted_on_gpu(
     _copy_rows(first, degrees, offsets, lists.same, out)
 
 
-def _list_rows(xp: Any, first: Any, degrees: Any, offsets: Any, n: int, n_edges: int) -> Any:
-    """Find rows of the same node, and put those that must choose among their edges on lists."""
+def _list_rows(
+    xp: Any, first: Any, degrees: Any, offsets: Any, n: int, n_edges: int, apart: bool = False
+) -> Any:
+    """Find rows of the same node, and put those that must choose among their edges on lists.
+
+    ``apart`` takes all rows as different ones. Those that are drawn have ``n_edges`` at most.
+    """
     from rtxarr.kernels import _selection_cuda as gpu
 
     n_rows = first.shape[0]
-    bits = _place_bits(n_rows, n_edges)
-    slots = xp.full(2 * n_rows, -1, dtype=np.int64)
+    bits = 0 if apart else _place_bits(n_rows, n_edges)
+    slots = xp.full(0 if apart else 2 * n_rows, -1, dtype=np.int64)
     head = (first, degrees, offsets, n, slots, bits)
-    launch(gpu.enter_rows, n_rows, head)
+    if not apart:
+        launch(gpu.enter_rows, n_rows, head)
     n_long = n_edges // gpu.PIECE + 1
     lists = gpu.Lists(
         same=xp.empty(n_rows, dtype=np.int64),

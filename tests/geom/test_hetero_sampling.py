@@ -81,6 +81,48 @@ def test_what_is_drawn_follows_from_the_node():
     assert drawn(sampler(everything, epoch=1)) != whole
 
 
+WEIGHTS = {
+    relation: np.round(4 * np.random.default_rng(i).random(60)) / 4
+    for i, relation in enumerate(RELATIONS[:2])
+}
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_edges_without_a_weight_are_not_drawn(replace):
+    options = {"replace": replace, "seed": 1}
+    sampler = geom.HeteroNeighborSampler(GRAPH, [3, -1], weight=WEIGHTS, **options)
+    sample = sampler(SEEDS, epoch=4)
+    plain = drawn(geom.HeteroNeighborSampler(GRAPH, [3, -1], **options)(SEEDS, epoch=4))[0]
+    for hop, (found, fanout) in enumerate(zip(drawn(sample), (3, -1), strict=True)):
+        for (relation, node), edges in found.items():
+            weight = WEIGHTS.get(relation, np.ones(60))
+            into = np.flatnonzero((PAIRS[relation][1] == node) & (weight > 0))
+            assert set(edges) <= set(into.tolist())
+            if fanout < 0:
+                assert sorted(edges) == into.tolist()
+            else:
+                assert len(edges) == (fanout if replace else min(fanout, into.size))
+        assert hop or {relation for relation, _ in found} == {r for r, _ in plain}
+    # Weights of others change nothing.
+    whole = drawn(sample)[0]
+    for key, edges in plain.items():
+        assert key[0] in WEIGHTS or whole[key] == edges
+
+
+def test_edges_are_drawn_in_proportion_to_their_weights():
+    relation = ("a", "r", "b")
+    weight = np.array([1.0, 0.0, 3.0, 4.0])
+    star = geom.Graph.from_edges(np.arange(4), np.zeros(4, int), n_src=4, n_dst=1)
+    graph = geom.HeteroGraph({relation: star}, {"a": 4, "b": 1})
+    for options in ({"replace": True}, {}):
+        sampler = geom.HeteroNeighborSampler(graph, [1], weight={relation: weight}, **options)
+        counts = np.zeros(4)
+        for epoch in range(2000):
+            counts[sampler({"b": np.array([0])}, epoch=epoch).edge_ids[0][relation]] += 1
+        share = weight / weight.sum()
+        assert np.all(np.abs(counts - 2000 * share) <= 6 * np.sqrt(2000 * share * (1 - share)))
+
+
 def test_layers_on_whole_neighbourhoods_give_what_the_whole_graph_gives():
     rng = np.random.default_rng(2)
     x = {kind: rng.normal(size=(n, 4)) for kind, n in COUNTS.items()}
@@ -115,6 +157,16 @@ def test_refuses():
         geom.HeteroNeighborSampler(GRAPH, {("a", "b", "c"): [1]})
     with pytest.raises(ValueError, match=r"one number of hops, got \[1, 2\]"):
         geom.HeteroNeighborSampler(GRAPH, {RELATIONS[0]: [1], RELATIONS[1]: [1, 2]})
+    with pytest.raises(ValueError, match="weight must be of relations of the graph"):
+        geom.HeteroNeighborSampler(GRAPH, [1], weight={("a", "b", "c"): np.ones(1)})
+    for weight, message in (
+        (np.ones(3), r"must have shape \(60,\), one an edge, got \(3,\)"),
+        (-np.ones(60), "must be finite and not negative"),
+    ):
+        with pytest.raises(
+            ValueError, match=r"weight\[\('author', 'writes', 'paper'\)\] " + message
+        ):
+            geom.HeteroNeighborSampler(GRAPH, [1], weight={RELATIONS[0]: weight})
     sampler = geom.HeteroNeighborSampler(GRAPH, [1])
     with pytest.raises(ValueError, match="seeds must be of author, paper, venue"):
         sampler({"city": np.array([0])})
@@ -124,7 +176,9 @@ def test_refuses():
 
 @pytest.mark.parametrize("size", [1, 4, 50])
 @pytest.mark.parametrize(
-    "options", [{}, {"replace": True}, {"fanout": {RELATIONS[2]: [2, 2]}}], ids=str
+    "options",
+    [{}, {"replace": True}, {"fanout": {RELATIONS[2]: [2, 2]}}, {"weight": WEIGHTS}],
+    ids=["plain", "replace", "fanout", "weight"],
 )
 def test_bulk_gives_what_batches_give(options, size):
     fanout = options.get("fanout", [3, 2])

@@ -65,15 +65,18 @@ def test_neighbourhoods(graph, options):
             options["weight"] = _device.to_device(options["weight"], "cpu")
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("replace", [False, True])
-def test_moments(graph, replace):
+def test_moments(graph, replace, weighted):
     rng = np.random.default_rng(4)
     time, seeds, times = rng.integers(0, 99, 40_000), rng.integers(0, 3000, 300), rng.random(300)
-    found = []
+    found, weight = [], rng.integers(0, 5, 40_000) / 4
     for device in (GPU, "cpu"):
+        options = {"weight": _device.to_device(weight, device)} if weighted else {}
         sampler = geom.TemporalSampler(
-            graph.to_device(device), [5, 3], time=_device.to_device(time, device), replace=replace
-        )
+            graph.to_device(device), [5, 3], time=_device.to_device(time, device), replace=replace,
+            **options,
+        )  # fmt: skip
         given = [_device.to_device(x, device) for x in (seeds, 99 * times)]
         found.append((sampler(*given), sampler.bulk(*given, 64, epoch=1)))
     equal(*found)
@@ -134,7 +137,8 @@ def test_loaders_of_links_and_kinds(graph, pin):
         given = _device.to_device(edges, device)
         one = geom.LinkLoader(sampler, given, 128, nodes={"x": x}, links={"w": w}, pin=pin)
         hetero = geom.HeteroGraph({relation: there}, {"a": 3000})
-        sampler = geom.HeteroNeighborSampler(hetero, [4, 3])
+        weight = {relation: _device.to_device(w[:, 0].astype("f8"), device)} if pin else {}
+        sampler = geom.HeteroNeighborSampler(hetero, [4, 3], weight=weight)
         two = geom.HeteroNeighborLoader(
             sampler, "a", given % 3000, 128, nodes={"a": {"x": x}}, targets={"y": x}, pin=pin
         )

@@ -78,10 +78,46 @@ def test_draws_are_equally_likely():
     assert np.all(np.abs(counts[3:] - 800) < 6 * np.sqrt(2000 * 0.4 * 0.6))
 
 
+WEIGHT = np.round(4 * np.random.default_rng(3).random(150)) / 4
+
+
+@pytest.mark.parametrize("inclusive", [False, True])
+@pytest.mark.parametrize("replace", [False, True])
+def test_edges_without_a_weight_are_not_drawn(replace, inclusive):
+    options = {"replace": replace, "inclusive": inclusive, "weight": WEIGHT, "seed": 4}
+    sample = geom.TemporalSampler(GRAPH, [3, -1], **options)(SEEDS, MOMENTS, epoch=2)
+    check(sample, inclusive)
+    moments = MOMENTS[:, None]
+    early = moments >= TIME if inclusive else moments > TIME
+    for graph, ids, fanout in zip(sample.graphs, sample.edge_ids, (-1, 3), strict=True):
+        assert np.all(WEIGHT[ids] > 0)
+        for place in range(graph.n_dst):
+            node, owner = sample.nodes[place], sample.owners[place]
+            most = np.count_nonzero(early[owner] & (node == DST) & (WEIGHT > 0))
+            want = most if fanout < 0 else (fanout if most and replace else min(fanout, most))
+            assert graph.in_degrees[place] == want
+            if not replace:
+                assert np.unique(ids[graph.dst == place]).size == want
+
+
+def test_draws_are_in_proportion_to_weights():
+    """The edges of before 5 have the weights 1, 0, 3 and 4 and come neither first nor last."""
+    leaves = geom.Graph.from_edges(np.arange(1, 9), np.zeros(8, int), n_nodes=9)
+    time, weight = np.array([7.0, 2, 9, 4, 1, 8, 3, 6]), np.array([9.0, 1, 9, 0, 3, 9, 4, 9])
+    share = np.where(time < 5, weight, 0) / 8
+    for options in ({"replace": True}, {}):
+        sampler = geom.TemporalSampler(leaves, [1], time=time, weight=weight, **options)
+        counts = np.zeros(8)
+        for epoch in range(2000):
+            counts[sampler(np.array([0]), np.array([5.0]), epoch=epoch).edge_ids[0]] += 1
+        assert np.all(np.abs(counts - 2000 * share) <= 6 * np.sqrt(2000 * share * (1 - share)))
+
+
 @pytest.mark.parametrize("fanout", [[-1], [3, 2], [2, 2, 2]], ids=str)
 @pytest.mark.parametrize("size", [1, 2, 4, 9])
-def test_bulk_gives_what_batches_give(size, fanout):
-    sampler = geom.TemporalSampler(GRAPH, fanout, seed=4)
+@pytest.mark.parametrize("weight", [None, WEIGHT], ids=["", "weighted"])
+def test_bulk_gives_what_batches_give(size, fanout, weight):
+    sampler = geom.TemporalSampler(GRAPH, fanout, weight=weight, seed=4)
     found = sampler.bulk(SEEDS, MOMENTS, size, epoch=2)
     assert len(found) == -(-len(SEEDS) // size)
     for i, got in enumerate(found):
@@ -115,6 +151,10 @@ def test_refuses():
         geom.TemporalSampler(GRAPH, [1], time="when")
     with pytest.raises(ValueError, match=r"time must have shape \(150,\)"):
         geom.TemporalSampler(GRAPH, [1], time=TIME[:3])
+    with pytest.raises(ValueError, match=r"weight must have shape \(150,\), one an edge"):
+        geom.TemporalSampler(GRAPH, [1], weight=WEIGHT[:3])
+    with pytest.raises(ValueError, match="weight must be finite and not negative"):
+        geom.TemporalSampler(GRAPH, [1], weight=-np.ones(150))
     with pytest.raises(ValueError, match="time must not be NaN"):
         geom.TemporalSampler(GRAPH, [1], time=np.full(150, np.nan))
     with pytest.raises(ValueError, match=r"times must have shape \(1,\)"):

@@ -78,6 +78,26 @@ def test_draws_from_hubs_are_those_of_the_host(place, both):
         both(sampling.draw_labor, first, degrees, indices, n, **PLACE)
 
 
+def test_beginnings_of_a_row_are_drawn_each_for_itself(place, both):
+    """As before different moments: of one node, in many pieces all together."""
+    small = place == "cpu"
+    degree, n = (34, 3) if small else (9000, 15)
+    rng = np.random.default_rng(5)
+    weights = np.round(rng.random(degree) * 4) / 4
+    indptr = np.array([0, degree])
+    sums, _ = both(sampling.sum_rows, indptr, weights)
+    degrees = np.concatenate([[degree, 0, degree - 1, degree], rng.integers(0, degree, 60)])
+    nodes = np.zeros_like(degrees)
+    positive = np.concatenate([[0], np.cumsum(weights > 0)])
+    given = {"weights": weights, "sums": sums, "available": positive[degrees], "prefixes": True}
+    for replace in (False, True):
+        for many in (-1, n, 1024):
+            options = {"replace": replace, **given, **PLACE}
+            offsets, edges = both(sampling.draw, nodes, nodes, degrees, many, **options)
+            assert np.all(edges < np.repeat(degrees, np.diff(offsets)))
+            assert np.all(weights[edges] > 0)
+
+
 @pytest.mark.filterwarnings("ignore:.*overflow encountered")
 def test_equal_arrivals_are_taken_in_order(place, both):
     """So small are the weights that no clock ever rings: all arrive at infinity."""
