@@ -5,9 +5,9 @@ from typing import Any
 
 from rtxarr.geom._aggregate import aggregate
 from rtxarr.geom._graph import Graph
-from rtxarr.geom._layer import Layer, MessageLayer, _renamed, linear, made, widest
+from rtxarr.geom._layer import Layer, MessageLayer, Misfit, _renamed, linear, made, widest
 from rtxarr.geom._message_passing import MessagePassing, pair
-from rtxarr.nn import Buffer, Module, Parameter, Sequential
+from rtxarr.nn import Buffer, Linear, Module, Parameter, Sequential
 from rtxarr.ops import concat, relu
 
 __all__ = ["EdgeConv", "GINConv", "GINEConv"]
@@ -202,12 +202,25 @@ class EdgeConv(MessageLayer):
         # theta (x_i - x_j) + phi x_i there.
         known, own = dict(arrays), {}
         first = "nn.0." if isinstance(self.nn, Sequential) else "nn."
+        self._check_of_dgl(known)
         if {"phi.weight", "theta.weight"} <= set(known):
             parts = [known.pop("phi.weight"), -known.pop("theta.weight")]
             own[f"{first}weight"] = concat(parts, axis=1)
         if {"phi.bias", "theta.bias"} <= set(known):
             own[f"{first}bias"] = known.pop("phi.bias") + known.pop("theta.bias")
         return own | {_renamed(name, {"bn": "nn.1"}): x for name, x in known.items()}
+
+    def _check_of_dgl(self, arrays):
+        """Refuse what does not become one linear map."""
+        first = self.nn.layers[0] if isinstance(self.nn, Sequential) else self.nn
+        if not isinstance(first, Linear):
+            return
+        n_out, n_in = first.weight.shape
+        for name in ("theta", "phi"):
+            for kind, shape in (("weight", (n_out, n_in // 2)), ("bias", (n_out,))):
+                x = arrays.get(f"{name}.{kind}")
+                if x is not None and x.shape != shape:
+                    raise Misfit(f"{name}.{kind}", shape, x.shape)
 
     def __repr__(self):
         return Module.__repr__(self)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rtxarr.data import CheckpointError
 from rtxarr.geom._message_passing import MessagePassing
 from rtxarr.nn import LSTM, BatchNorm, Linear, Module, Parameter, Sequential
 from rtxarr.nn._text import call_text
@@ -12,6 +13,18 @@ from rtxarr.ops import moveaxis
 __all__ = ["load_arrays"]
 
 _CONVENTIONS = ("pyg", "dgl")
+
+
+class Misfit(CheckpointError):
+    """An array of another library's layer, by its name there, that has another shape."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], found: tuple[int, ...]):
+        super().__init__(f"{name} must have shape {tuple(shape)}, got {tuple(found)}")
+        self.name, self.shape, self.found = name, shape, found
+
+    def inside(self, part: str) -> "Misfit":
+        """Give the error of a model that has the layer under a name."""
+        return Misfit(f"{part}.{self.name}", self.shape, self.found)
 
 
 class Layer(Module):
@@ -71,8 +84,8 @@ def load_arrays(module: Module, arrays: Mapping[str, Any], *, convention: str = 
     Raises
     ------
     CheckpointError
-        Naming all arrays that are missing, left over or of another shape or dtype; nothing has
-        changed then.
+        Naming all arrays that are missing, left over or of another shape or dtype, those that fit
+        a parameter by their names there; nothing has changed then.
     ValueError
         For a layer that the other library does not have.
 
@@ -87,6 +100,9 @@ def load_arrays(module: Module, arrays: Mapping[str, Any], *, convention: str = 
       ``ChebConv`` keeps loops, divides by the numbers of edges that end at the nodes and applies a
       ReLU unless told otherwise; its ``EdgeConv`` is one linear map, and before version 0.5 another
       one.
+    - DGL's ``PNAConv`` is ``leaky_relu(layer(graph, x)) + x``, without the sum where the features
+      change or ``residual=False``, with ``batch_norm=True`` and ``divide_input=True`` here. Its
+      ``delta`` is ``mean_log_degree``.
     - PyTorch Geometric's ``RotatE`` takes the root of the sum of all squares, from a margin, and
       its ``TransE`` divides the nodes' embeddings by their norms. Embeddings of nodes,
       ``node_emb``, are what scores are called with here, imaginary parts last, and are left out.
@@ -105,7 +121,22 @@ def load_arrays(module: Module, arrays: Mapping[str, Any], *, convention: str = 
     """
     if convention not in _CONVENTIONS:
         raise ValueError(f"convention must be 'pyg' or 'dgl', got {convention!r}")
-    module.load_state_dict(_translate(module, dict(arrays), convention))
+    state = _translate(module, dict(arrays), convention)
+    try:
+        module.load_state_dict(state)
+    except CheckpointError as error:
+        raise CheckpointError(_by_their_names(str(error), state, arrays)) from None
+
+
+def _by_their_names(text, state, arrays):
+    """Say in an error which of the given arrays each key stands for that has another name."""
+    theirs, lines = {id(x): name for name, x in arrays.items()}, text.split("\n")
+    for i, line in enumerate(lines):
+        key, colon, fault = line.strip().partition(": ")
+        name = theirs.get(id(state.get(key)), key)
+        if colon and name != key:
+            lines[i] = f"  {name}, here {key}: {fault}"
+    return "\n".join(lines)
 
 
 def _translate(module, arrays, convention):
@@ -123,8 +154,11 @@ def _translate(module, arrays, convention):
     for name, child in module.named_children():
         own = {key: arrays.pop(key) for key in list(arrays) if key.startswith(f"{name}.")}
         own = {key.removeprefix(f"{name}."): x for key, x in own.items()}
-        for key, x in _translate(child, own, convention).items():
-            found[f"{name}.{key}"] = x
+        try:
+            own = _translate(child, own, convention)
+        except Misfit as error:
+            raise error.inside(name) from None
+        found |= {f"{name}.{key}": x for key, x in own.items()}
     return arrays | found
 
 

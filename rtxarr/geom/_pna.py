@@ -1,16 +1,20 @@
 """Principal neighbourhood aggregation: several operations, scaled by the number of neighbours."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from rtxarr import _device
 from rtxarr.autograd._tape import raw
 from rtxarr.geom import _edges
 from rtxarr.geom._aggregate import aggregate, degree_scalers
 from rtxarr.geom._graph import Graph
-from rtxarr.geom._layer import MessageLayer, linear, made, widest
+from rtxarr.geom._layer import MessageLayer, Misfit, linear, made, widest
 from rtxarr.geom._message_passing import MessagePassing, check_rows
-from rtxarr.nn import Sequential
+from rtxarr.geom._subgraph import iota
+from rtxarr.nn import BatchNorm, Sequential
 from rtxarr.ops import astype, concat, relu, reshape, stack, where
 from rtxarr.ops._check import check_sizes
 
@@ -44,6 +48,9 @@ class PNAConv(MessageLayer):
         Linear maps, with ReLU between them.
     edge_channels : int, optional
         Features of an edge; none when left out.
+    batch_norm : bool, default False
+        Divide what a tower gives by the root of the number of its graph's nodes, the graphs being
+        those of a :class:`Batch`, and normalise it over all nodes, before the last linear map.
     dtype : dtype, default float32
     device : Device or str, default the current one
     generator : Generator, default :func:`rtxarr.random.default_generator`
@@ -54,6 +61,7 @@ class PNAConv(MessageLayer):
     pre_nns, post_nns : list of Sequential, one a tower
     lin : Linear
     edge_encoder : Linear, or None
+    norms : list of BatchNorm, one a tower, or None
 
     Notes
     -----
@@ -96,6 +104,7 @@ class PNAConv(MessageLayer):
         pre_layers: int = 1,
         post_layers: int = 1,
         edge_channels: int | None = None,
+        batch_norm: bool = False,
         dtype: Any = None,
         device: Any = None,
         generator: Any = None,
@@ -129,6 +138,9 @@ class PNAConv(MessageLayer):
         self.post_nns = [
             _network(n_found * width, n_out, post_layers, options) for _ in range(towers)
         ]
+        self.norms = None
+        if batch_norm:
+            self.norms = [BatchNorm(n_out, dtype=dtype, device=device) for _ in range(towers)]
         self.lin = linear(out_channels, out_channels, **options)
         self.width = 3 * towers * max(map(widest, self.pre_nns))
 
@@ -154,6 +166,10 @@ class PNAConv(MessageLayer):
             rows = reshape(found[:, :, tower], (n, len(self.aggregators) * self._width))
             scaled = [rows * scale[:, i : i + 1] for i in range(len(self.scalers))]
             outputs.append(post(concat([own, *scaled], axis=1)))
+        if self.norms is not None:
+            share = _share(graph, raw(x))
+            pairs = zip(self.norms, outputs, strict=True)
+            outputs = [norm(out * share) for norm, out in pairs]
         return self.lin(concat(outputs, axis=1))
 
     def _scale(self, graph, x):
@@ -200,14 +216,61 @@ class PNAConv(MessageLayer):
         return stack(found, axis=1)
 
     def _from_dgl(self, arrays):
-        raise ValueError(
-            "PNAConv cannot give what DGL's does, which divides by the root of the graph's size, "
-            "normalises over the batch, applies a leaky ReLU and adds its input"
-        )
+        if self.norms is None or not (self.divide_input or self.towers == 1):
+            raise ValueError(
+                "PNAConv must have batch_norm=True and divide_input=True to take the parameters of "
+                f"DGL's, got batch_norm={self.norms is not None} and "
+                f"divide_input={self.divide_input}"
+            )
+        width, n_edge = self._width, self.edge_channels or 0
+        if n_edge > width:
+            raise ValueError(
+                f"edge_channels must be at most the {width} features of a tower to take DGL's, "
+                f"got {n_edge}"
+            )
+        known, weight = {}, None
+        for name, x in arrays.items():
+            tower = re.fullmatch(r"towers\.(\d+)\.(M|U|batchnorm)\.(\w+)", name)
+            place, kind, rest = tower.groups() if tower else (None, None, None)
+            if kind == "M" and rest == "weight":
+                shape = width, 2 * width + n_edge
+                if x.shape != shape:
+                    raise Misfit(name, shape, x.shape)
+                # Sources come first there; features of edges are not encoded.
+                weight, parts = x, [x[:, width : 2 * width], x[:, :width]]
+                if n_edge:
+                    nothing = np.zeros_like(x, shape=(width, width - n_edge))
+                    parts += [x[:, 2 * width :], nothing]
+                known[f"pre_nns.{place}.0.weight"] = concat(parts, axis=1)
+            elif kind == "batchnorm":
+                known[f"norms.{place}.{rest}"] = x
+            elif tower:
+                known[f"{'pre_nns' if kind == 'M' else 'post_nns'}.{place}.0.{rest}"] = x
+            else:
+                known[name.replace("mixing_layer.0.", "lin.")] = x
+        if n_edge and weight is not None:
+            known["edge_encoder.weight"] = np.eye(width, n_edge, dtype=weight.dtype)
+            known["edge_encoder.bias"] = np.zeros(width, weight.dtype)
+        return known
 
     def _from_pyg(self, arrays):
         # The means over the training set are settings here.
         return {name: x for name, x in arrays.items() if not name.startswith("aggr_module.")}
+
+
+def _share(graph, x):
+    """Give, for each node, one over the root of how many nodes its graph has."""
+
+    def make():
+        xp = _device.namespace(graph.indptr)
+        size = xp.full_like(graph.in_degrees, graph.n_dst)
+        ptr = getattr(graph, "ptr", None)
+        if ptr is not None:  # of a batch
+            owner = xp.searchsorted(ptr, iota(graph, graph.n_dst), side="right") - 1
+            size = xp.take(ptr[1:] - ptr[:-1], owner)
+        return xp.astype(1 / xp.sqrt(xp.astype(size, xp.float64)), x.dtype)[:, None]
+
+    return graph.once(("share", x.dtype), make)
 
 
 def _network(n_inputs, n_outputs, n_layers, options):

@@ -9,7 +9,7 @@ from rtxarr.geom import _edges
 from rtxarr.geom._aggregate import aggregate, check_edges
 from rtxarr.geom._gcn import check_degrees, gcn_norm, scaled
 from rtxarr.geom._graph import Graph
-from rtxarr.geom._layer import Layer, bias_of, linear, made, with_bias
+from rtxarr.geom._layer import Layer, Misfit, bias_of, linear, made, with_bias
 from rtxarr.ops import astype, dropout, where
 from rtxarr.ops._check import check_rate
 
@@ -234,14 +234,12 @@ class ChebConv(Layer):
         if "linear.bias" in known:
             known["bias"] = known.pop("linear.bias")
         if weight is not None:
+            shape = self.out_channels, self.k * self.in_channels
+            if weight.shape != shape:
+                raise Misfit("linear.weight", shape, weight.shape)
             for i in range(self.k):
                 part = slice(i * self.in_channels, (i + 1) * self.in_channels)
                 known[f"lins.{i}.weight"] = weight[:, part]
-            if weight.shape[1] != self.k * self.in_channels:
-                raise ValueError(
-                    f"linear.weight must have shape ({self.out_channels}, "
-                    f"{self.k * self.in_channels}), got {tuple(weight.shape)}"
-                )
         return known
 
     def _weight(self, graph, weight, dtype):

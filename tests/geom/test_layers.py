@@ -380,6 +380,26 @@ def test_principal_neighbourhoods(name):
     assert_close(out, apply(layer.lin, np.stack(rows)))
 
 
+def test_principal_neighbourhoods_are_normalised_in_training():
+    means = {"mean_degree": 2.0, "mean_log_degree": 0.8, **options("float64")}
+    layer = geom.PNAConv(3, 2, ["mean", "max"], ["identity"], batch_norm=True, **means)
+    graph = geom.Graph.from_edges(*edges()[:2], n_nodes=6)
+    x = np.random.default_rng(1).standard_normal((6, 3))
+    out = rx.Tensor(layer(graph, x)).numpy()
+    share = np.linalg.solve(layer.lin.weight.data, (out - layer.lin.bias.data).T).T
+    assert_close(share.mean(axis=0), np.zeros(2), atol=1e-12)
+    assert np.all(share.var(axis=0) > 0.9)
+    assert np.all(layer.norms[0].running_mean.data != 0)
+    layer.eval()
+    assert np.abs(rx.Tensor(layer(graph, x)).numpy() - out).max() > 0.1
+    names = [name for name, p in layer.named_parameters() if p.requires_grad]
+
+    def call(x, *arrays):
+        return nn.functional_call(layer, dict(zip(names, arrays, strict=True)), graph, x)
+
+    gradcheck(call, (x, *(layer.state_dict()[name].copy() for name in names)))
+
+
 def normalised(src, dst, weight, n):
     """Give GCN's matrix with loops, of which the last one on a node counts."""
     matrix = np.zeros((n, n))

@@ -109,9 +109,6 @@ def test_whole_models_are_loaded():
         geom.load_arrays(model, arrays, convention="jraph")
     with pytest.raises(ValueError, match="DGL has no layer that gives what TransformerConv does"):
         geom.TransformerConv(3, 2).load_arrays({}, convention="dgl")
-    means = {"mean_degree": 1.0, "mean_log_degree": 1.0}
-    with pytest.raises(ValueError, match="PNAConv cannot give what DGL's does, which divides"):
-        geom.PNAConv(4, 4, ["mean"], ["identity"], **means).load_arrays({}, convention="dgl")
     geom.APPNP().load_arrays({}, convention="dgl")  # without parameters in both
 
 
@@ -291,3 +288,117 @@ def test_translations_of_dgl():
     want = -np.linalg.norm(X[[0, 5]] + arrays["rel_emb.weight"][[2, 0]] - X[[1, 2]], axis=1)
     got = decoder(X, np.array([[0, 5], [1, 2]]), np.array([2, 0]))
     assert_close(rx.Tensor(got).numpy(), want)
+
+
+PNA = ["mean", "max", "min", "sum", "var", "std"], ["attenuation", "identity", "amplification"]
+MEANS = {"mean_degree": 2.0, "mean_log_degree": 0.8}
+
+
+def neighbourhoods(x, arrays, stem, edges):
+    """Give what a tower of DGL's adds to its nodes: operations, then those scaled."""
+    rows = [x[SRC], x[DST]] + ([edges] if edges is not None else [])
+    messages = np.concatenate(rows, axis=1) @ arrays[f"{stem}M.weight"].T + arrays[f"{stem}M.bias"]
+    found = np.zeros((6, 18 * x.shape[1]))
+    for node in range(6):
+        m = messages[node == DST]
+        if len(m):
+            parts = [m.mean(0), m.max(0), m.min(0), m.sum(0), m.var(0), m.std(0)]
+            log = np.log(len(m) + 1)
+            found[node] = np.outer([0.8 / log, 1, log / 0.8], np.concatenate(parts)).reshape(-1)
+    return np.concatenate([x, found], axis=1)
+
+
+@pytest.mark.parametrize("n_edge", [0, 1, 2])
+@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize("batched", [False, True])
+def test_principal_neighbourhoods_of_dgl(towers, n_edge, batched):
+    width, n_out = 4 // towers, 6 // towers
+    x, edges = RNG.standard_normal((6, 4)), RNG.standard_normal((11, n_edge)) if n_edge else None
+    arrays, parts = drawn(mixing_layer__0__weight=(6, 6), mixing_layer__0__bias=6), []
+    # One node has a graph of its own.
+    size = np.array([5.0, 5, 5, 5, 5, 1]) if batched else np.full(6, 6.0)
+    for i in range(towers):
+        stem = f"towers.{i}."
+        own = drawn(M__weight=(width, 2 * width + n_edge), M__bias=width, U__bias=n_out)
+        own |= drawn(U__weight=(n_out, 19 * width), batchnorm__weight=n_out, batchnorm__bias=n_out)
+        own |= drawn(batchnorm__running_mean=n_out)
+        own |= {"batchnorm.running_var": 1 + RNG.random(n_out)}
+        own |= {"batchnorm.num_batches_tracked": np.array(3)}
+        arrays |= {f"{stem}{name}": a for name, a in own.items()}
+        rows = neighbourhoods(x[:, i * width : (i + 1) * width], arrays, stem, edges)
+        rows = (rows @ own["U.weight"].T + own["U.bias"]) / np.sqrt(size)[:, None]
+        rows = (rows - own["batchnorm.running_mean"]) / np.sqrt(own["batchnorm.running_var"] + 1e-5)
+        parts.append(rows * own["batchnorm.weight"] + own["batchnorm.bias"])
+    want = np.concatenate(parts, axis=1) @ arrays["mixing_layer.0.weight"].T
+    options = {"towers": towers, "edge_channels": n_edge or None, "batch_norm": True, **MEANS}
+    layer = geom.PNAConv(4, 6, *PNA, divide_input=True, **options, **F64).eval()
+    layer.load_arrays(arrays, convention="dgl")
+    graph = geom.Batch(GRAPH, np.array([0, 5, 6])) if batched else GRAPH
+    got = layer(graph, x, *([edges] if n_edge else []))
+    want = want + arrays["mixing_layer.0.bias"]
+    assert_close(rx.Tensor(got).numpy(), want, rtol=1e-6, atol=1e-7)  # the roots of variances
+
+
+def test_what_principal_neighbourhoods_of_dgl_need():
+    for options, message in (
+        ({}, "must have batch_norm=True and divide_input=True .* got batch_norm=False"),
+        ({"batch_norm": True, "towers": 2}, "divide_input=False"),
+        ({"batch_norm": True, "edge_channels": 5}, "edge_channels must be at most the 4 features"),
+    ):
+        layer = geom.PNAConv(4, 4, *PNA, **options, **MEANS)
+        with pytest.raises(ValueError, match=message):
+            layer.load_arrays({}, convention="dgl")
+
+
+@pytest.mark.parametrize("in_a_model", [False, True])
+@pytest.mark.parametrize(
+    ("make", "arrays", "message"),
+    [
+        (
+            lambda: geom.ChebConv(3, 2, k=2, **F64),
+            {"linear.weight": (2, 9), "linear.bias": (2,)},
+            r"linear.weight must have shape \(2, 6\), got \(2, 9\)",
+        ),
+        (
+            lambda: geom.ChebConv(3, 2, k=2, **F64),
+            {"linear.weight": (2, 6), "linear.bias": (3,)},
+            r"linear.bias, here (conv\.)?bias: must have shape \(2,\), got \(3,\)",
+        ),
+        (
+            lambda: geom.EdgeConv(nn.Linear(6, 2, **F64)),
+            {"theta.weight": (2, 3), "theta.bias": (2,), "phi.weight": (2, 4), "phi.bias": (2,)},
+            r"phi.weight must have shape \(2, 3\), got \(2, 4\)",
+        ),
+        (
+            lambda: geom.EdgeConv(nn.Sequential(nn.Linear(6, 2, **F64))),
+            {"theta.weight": (2, 3), "theta.bias": (1,), "phi.weight": (2, 3), "phi.bias": (2,)},
+            r"theta.bias must have shape \(2,\), got \(1,\)",
+        ),
+        (
+            lambda: geom.TransE(3, 3, **F64),
+            {"rel_emb.weight": (4, 3)},
+            r"rel_emb.weight, here (conv\.)?weight: must have shape \(3, 3\), got \(4, 3\)",
+        ),
+        (
+            lambda: geom.PNAConv(4, 4, *PNA, batch_norm=True, **MEANS, **F64),
+            {"towers.0.M.weight": (4, 9)},
+            r"towers.0.M.weight must have shape \(4, 8\), got \(4, 9\)",
+        ),
+        (
+            lambda: geom.GINConv(nn.Linear(3, 2, **F64), **F64),
+            {"apply_func.weight": (3, 2), "apply_func.bias": (2,), "eps": (1,)},
+            r"apply_func.weight, here (conv\.)?nn.weight: must have shape \(2, 3\)",
+        ),
+    ],
+    ids=["cheb", "cheb-bias", "edge", "edge-bias", "translation", "pna", "gin"],
+)
+def test_errors_name_arrays_as_they_are_called_there(make, arrays, message, in_a_model):
+    class Model(nn.Module):
+        def __init__(self):
+            self.conv = make()
+
+    arrays = {name: np.ones(shape) for name, shape in arrays.items()}
+    target, stem = (Model(), "conv.") if in_a_model else (make(), "")
+    given = {f"{stem}{name}": x for name, x in arrays.items()}
+    with pytest.raises(CheckpointError, match=("conv." if in_a_model else "") + message):
+        geom.load_arrays(target, given, convention="dgl")
