@@ -149,7 +149,11 @@ def test_layers_with_an_activation_are_the_two_steps():
     assert [name for name, _ in gated.named_parameters()] == ["w_gate", "w_up", "b_gate", "b_up"]
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu_tanh", "gelu", "swiglu", rx.tanh], ids=str)
+@pytest.mark.parametrize(
+    "activation",
+    ["relu", "gelu_tanh", "gelu", "swiglu", rx.tanh],
+    ids=lambda x: getattr(x, "__name__", x),
+)
 def test_a_block_applies_its_activation_once(activation):
     """Also where another layer takes the place of the inner one."""
     block = nn.TransformerBlock(8, 2, activation=activation, **FLOAT64)
