@@ -56,6 +56,17 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+class _Pieces:
+    """A mask that is drawn in pieces, and where its words are."""
+
+    def __init__(self, draw: Callable[..., Any], place: Any) -> None:
+        self._draw = draw
+        self.place = place
+
+    def __call__(self, start: int, shape: int | tuple[int, ...], device: Any = None) -> Any:
+        return self._draw(start, shape, device)
+
+
 class Generator:
     """A stream of random numbers.
 
@@ -473,7 +484,8 @@ class Generator:
         -------
         callable
             ``piece(start, shape, device=None)`` draws those from the ``start``-th on, the same
-            each time, as an array of ``shape``.
+            each time, as an array of ``shape``. Its attribute ``place`` is what
+            :meth:`dropout_place` gives, None in a function that is being traced.
         """
         n = _integer("n", n, 0, 2**63)
         params = (_U(round((1.0 - _probability("rate", rate)) * 2**32)),)
@@ -486,7 +498,7 @@ class Generator:
                 n, target = math.prod(shape), _device.device(device)
                 return draw(n, np.dtype(np.bool), params, target, shift=start).reshape(shape)
 
-            return traced_piece
+            return _Pieces(traced_piece, None)
         if _replay.recorder() is not None:
             at = self._reserve_in_memory("below32", n)
 
@@ -499,7 +511,7 @@ class Generator:
                     "below32", n, np.dtype(np.bool), params, **options
                 ).reshape(shape)
 
-            return piece_in_memory
+            return _Pieces(piece_in_memory, at)
         place, first = self._reserve("below32", n)
         key, stream = place.key, place.stream
 
@@ -517,7 +529,7 @@ class Generator:
             )
             return values.reshape(shape)
 
-        return piece
+        return _Pieces(piece, (_U(first), stream, key))
 
     def dropout_place(self, n: int) -> Any:
         """Set ``n`` booleans of :meth:`dropout_mask` aside for kernels that make them themselves.

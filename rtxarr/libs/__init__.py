@@ -1,10 +1,10 @@
 """Libraries: cuBLASLt for matrix products, cuTile for fused ones, cuDNN for attention and
-convolutions, cuFFT for Fourier transforms.
+convolutions, cuTile for attention that cuDNN has no plan for, cuFFT for Fourier transforms.
 
 Each is optional and has a plain fallback.
 """
 
-from rtxarr.libs import blas, dnn, fft, tile
+from rtxarr.libs import _tile_attention, blas, dnn, fft, tile
 
 __all__ = ["blas", "dnn", "fft", "show", "tile"]
 
@@ -21,7 +21,9 @@ def show() -> None:
     fused products: cuda-tile 1.7.0, tileiras 13.4.92
     attention and convolutions: cuDNN 9.19.0, through nvidia-cudnn-frontend 1.32.0
         1 by CuPy: attention in float32
+        2 by cuda-tile: attention with dropout
+    attention that cuDNN leaves: cuda-tile 1.7.0, tileiras 13.4.92
     Fourier transforms: cuFFT 12.0.0, through CuPy
     """
-    providers = blas, tile, dnn, fft
+    providers = blas, tile, dnn, _tile_attention, fft
     print("\n".join(line for provider in providers for line in provider.status().lines()))

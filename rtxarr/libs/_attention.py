@@ -1,4 +1,4 @@
-"""Attention through cuDNN, and its gradients."""
+"""Attention through cuDNN or our own kernels, and its gradients."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 
 from rtxarr.dtypes import is_half
 from rtxarr.libs import _attention_plans as plans
-from rtxarr.libs import _dnn
+from rtxarr.libs import _dnn, _tile_attention
 from rtxarr.libs._attention_plans import Attention, AttentionGrad, dense, heads
 from rtxarr.libs._layout import Unsupported
+from rtxarr.libs._tile_attention import Dropout, Problem
 
-__all__ = ["deterministic", "refuse_dropout", "try_attention", "try_attention_grad"]
+__all__ = ["Dropout", "deterministic", "try_attention", "try_attention_grad"]
 
 _F32 = np.dtype("float32")
 _deterministic = [True]  # a list, to be seen by all threads
@@ -30,11 +31,6 @@ def deterministic(enabled: bool) -> None:
     _deterministic[0] = bool(enabled)
 
 
-def refuse_dropout() -> None:
-    """Count an attention with dropout, whose random numbers are to be those of other devices."""
-    _dnn.provider.refused["attention with dropout"] += 1
-
-
 def try_attention(
     q: Any,
     k: Any,
@@ -46,8 +42,9 @@ def try_attention(
     offset: int,
     window: int | None,
     scale: float,
+    dropout: Dropout | None = None,
 ) -> tuple[Any, Any] | None:
-    """Return attention and the logarithms of the sums of exponentials; None if not by cuDNN.
+    """Return attention and the logarithms of the sums of exponentials; None if by no library.
 
     Parameters
     ----------
@@ -64,6 +61,7 @@ def try_attention(
     window : int or None
         Let query ``i`` see keys after ``i + offset - window`` only.
     scale : float
+    dropout : Dropout, optional
 
     Returns
     -------
@@ -71,28 +69,45 @@ def try_attention(
         Zero for a query that sees no key. Heads lie behind the queries in memory.
     logs : CuPy array of float32, shape (batch, n_heads, n_queries)
     """
+    arrays = q, k, v, mask, lengths
+    problem = Problem(causal, offset, window, scale, dropout)
     try:
-        _check_attention(q, k, v, mask, lengths, causal, offset, scale)
-        library = _dnn.library()
-        if library is None:
-            return None
-        _dnn.check(library, q, k, v, mask, lengths)
-        band = plans.band(q.shape[2], k.shape[2], causal, offset, window, mask, lengths)
-        cupy = library.cupy
-        q, k, v = (plans.rows(cupy, x) for x in (q, k, v))
-        out = plans.behind(cupy, (*q.shape[:3], v.shape[3]), q.dtype)
-        sums = cupy.empty(q.shape[:3], _F32)
-        added = plans.added(cupy, mask, q, k)
-        fields: list[Any] = [heads(x) for x in (q, k, v, out)]
-        fields += [_like_spec(added), lengths is not None, band, scale]
-        problem = Attention(*fields)
-        pointers = [x.data.ptr for x in (q, k, v)]
-        counts = plans.counts(cupy, lengths, q, k)
-        pointers += [x.data.ptr for x in (added, *counts) if x is not None]
-        library.run(problem, (*pointers, out.data.ptr, sums.data.ptr))
+        return _by_cudnn(*arrays, problem)
     except Unsupported as reason:
-        _dnn.refuse(reason)
-        return None
+        return _elsewhere(reason, _tile_attention.forward, *arrays, problem)
+
+
+def _elsewhere(reason, run, *args):
+    """Let our own kernels do what cuDNN does not; count who does."""
+    found = _tile_attention.attempt(run, *args)
+    _dnn.refuse(reason, "" if found is None else "cuda-tile")
+    return found
+
+
+def _library():
+    library = _dnn.library()
+    if library is None:
+        raise Unsupported("")  # which its status says
+    return library
+
+
+def _by_cudnn(q, k, v, mask, lengths, problem):
+    causal, offset, window, scale, _ = problem
+    _check_attention(q, k, v, mask, lengths, problem)
+    library = _library()
+    _dnn.check(library, q, k, v, mask, lengths)
+    band = plans.band(q.shape[2], k.shape[2], causal, offset, window, mask, lengths)
+    cupy = library.cupy
+    q, k, v = (plans.rows(cupy, x) for x in (q, k, v))
+    out = plans.behind(cupy, (*q.shape[:3], v.shape[3]), q.dtype)
+    sums = cupy.empty(q.shape[:3], _F32)
+    added = plans.added(cupy, mask, q, k)
+    fields: list[Any] = [heads(x) for x in (q, k, v, out)]
+    fields += [_like_spec(added), lengths is not None, band, scale]
+    pointers = [x.data.ptr for x in (q, k, v)]
+    counts = plans.counts(cupy, lengths, q, k)
+    pointers += [x.data.ptr for x in (added, *counts) if x is not None]
+    library.run(Attention(*fields), (*pointers, out.data.ptr, sums.data.ptr))
     blind = plans.blind(cupy, mask, lengths, q, k, causal, offset, window)
     if blind is not None:
         cupy.copyto(out, 0, where=blind[..., None])
@@ -115,8 +130,9 @@ def try_attention_grad(
     window: int | None,
     scale: float,
     of_mask: bool,
+    dropout: Dropout | None = None,
 ) -> list[Any] | None:
-    """Return the gradients of q, k, v and the mask (if ``of_mask``); None if not by cuDNN.
+    """Return the gradients of q, k, v and the mask (if ``of_mask``); None if by no library.
 
     Parameters
     ----------
@@ -126,23 +142,25 @@ def try_attention_grad(
 
     Other parameters are those of :func:`try_attention`.
     """
+    arrays = grad, out, sums, q, k, v, mask, lengths
+    problem = Problem(causal, offset, window, scale, dropout)
     try:
-        _check_attention(q, k, v, mask, lengths, causal, offset, scale)
-        if grad.dtype != q.dtype or out.dtype != q.dtype or sums.dtype != _F32:
-            raise Unsupported(f"a gradient of {grad.dtype} for {q.dtype}")
-        if q.shape[2] == k.shape[2] == 1:
-            raise Unsupported("the gradient of one query and one key")
-        library = _dnn.library()
-        if library is None:
-            return None
-        _dnn.check(library, grad, out, sums, q, k, v, mask, lengths)
-        band = plans.band(q.shape[2], k.shape[2], causal, offset, window, mask, lengths)
-        return _attention_grad(
-            library, grad, out, sums, q, k, v, mask, lengths, band, scale, of_mask
-        )
+        return _grad_by_cudnn(*arrays, problem, of_mask)
     except Unsupported as reason:
-        _dnn.refuse(reason)
-        return None
+        return _elsewhere(reason, _tile_attention.backward, *arrays, problem, of_mask)
+
+
+def _grad_by_cudnn(grad, out, sums, q, k, v, mask, lengths, problem, of_mask):
+    causal, offset, window, scale, _ = problem
+    _check_attention(q, k, v, mask, lengths, problem)
+    if grad.dtype != q.dtype or out.dtype != q.dtype or sums.dtype != _F32:
+        raise Unsupported(f"a gradient of {grad.dtype} for {q.dtype}")
+    if q.shape[2] == k.shape[2] == 1:
+        raise Unsupported("the gradient of one query and one key")
+    library = _library()
+    _dnn.check(library, grad, out, sums, q, k, v, mask, lengths)
+    band = plans.band(q.shape[2], k.shape[2], causal, offset, window, mask, lengths)
+    return _attention_grad(library, grad, out, sums, q, k, v, mask, lengths, band, scale, of_mask)
 
 
 def _attention_grad(library, grad, out, sums, q, k, v, mask, lengths, band, scale, of_mask):
@@ -187,8 +205,11 @@ def _like_spec(mask):
     return None if mask is None else dense(mask.shape, mask.dtype.name)
 
 
-def _check_attention(q, k, v, mask, lengths, causal, offset, scale):
+def _check_attention(q, k, v, mask, lengths, problem):
     """Refuse what metadata alone tells, before the library is looked for."""
+    causal, offset, _, scale, dropout = problem
+    if dropout is not None:  # whose random numbers are to be those of other devices
+        raise Unsupported("attention with dropout")
     dtype = q.dtype
     if not is_half(dtype):
         raise Unsupported(f"attention in {dtype}")

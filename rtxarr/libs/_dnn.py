@@ -54,9 +54,12 @@ def status() -> Provider:
     return provider
 
 
-def refuse(reason: Unsupported) -> None:
+def refuse(reason: Unsupported, taken_by: str = "") -> None:
+    """Count what cuDNN was not asked for, and by which other library it was taken, if one did."""
     if text := str(reason):
         provider.refused[text] += 1
+        if taken_by:
+            provider.elsewhere[taken_by, text] += 1
 
 
 def check(dnn: Cudnn, *arrays: Any) -> None:

@@ -19,6 +19,8 @@ class Provider:
         Why it cannot be used at all; empty if it can.
     refused : Counter
         How many calls went to the fallback, by reason.
+    elsewhere : Counter
+        How many of them another library took, by its name and the reason.
     """
 
     def __init__(self, serves: str, instead: str) -> None:
@@ -27,6 +29,7 @@ class Provider:
         self.library = ""
         self.missing = ""
         self.refused: collections.Counter = collections.Counter()
+        self.elsewhere: collections.Counter = collections.Counter()
 
     def is_missing(self, reason: str, install: str) -> None:
         """Keep why the library cannot be used, and warn: once, as it is looked for once."""
@@ -44,6 +47,10 @@ class Provider:
         if not self.library:
             return [f"{self.serves}: NumPy (no GPU that CuPy can use)"]
         found = [f"{self.serves}: {self.library}"]
-        for reason, count in sorted(self.refused.items()):
+        taken: collections.Counter = collections.Counter()
+        for (name, reason), count in sorted(self.elsewhere.items()):
+            found.append(f"    {count} by {name}: {reason}")
+            taken[reason] += count
+        for reason, count in sorted((self.refused - taken).items()):
             found.append(f"    {count} by {self.instead}: {reason}")
         return found

@@ -1,8 +1,9 @@
 """Scaled dot-product attention without the table of all scores, and its derivative rule.
 
-On a GPU cuDNN computes it, in half precision and without dropout. Otherwise queries are taken a
-block at a time. The backward pass keeps the output and one number for each query, the logarithm of
-its sum of exponentials, from which it recomputes the probabilities.
+On a GPU cuDNN computes it in half precision or, where it has no plan, as with dropout, a kernel of
+our own. Otherwise queries are taken a block at a time. The backward pass keeps the output and one
+number for each query, the logarithm of its sum of exponentials, from which it recomputes the
+probabilities.
 """
 
 import math
@@ -14,7 +15,8 @@ from rtxarr._override import overridable, tracing
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import accumulator, isdtype, result_type
-from rtxarr.libs.dnn import refuse_dropout, try_attention, try_attention_grad
+from rtxarr.kernels.dropout import threshold
+from rtxarr.libs.dnn import Dropout, try_attention, try_attention_grad
 from rtxarr.ops._check import (
     check_floating,
     check_number,
@@ -112,11 +114,22 @@ def _drop(probs, chosen, rate):
     return probs if chosen is None else where(chosen, probs / (1 - rate), 0)
 
 
-def _draw_kept(q, shape, rate, generator):
-    """Give ``kept(batch, rows)``, which draws, each time anew, the weights of a block to keep.
+class _Kept:
+    """``kept(batch, rows)`` draws, each time anew, the weights of a block to keep.
 
     A mask of all weights would be larger than everything else that the backward pass needs.
+    ``dropout`` says to kernels which they are.
     """
+
+    def __init__(self, draw, dropout):
+        self._draw = draw
+        self.dropout = dropout
+
+    def __call__(self, batch, rows):
+        return self._draw(batch, rows)
+
+
+def _draw_kept(q, shape, rate, generator):
     heads, (n_rows, n_keys) = shape[1:3], shape[3:]
     row_size = math.prod(heads) * n_keys
     piece = generator_or_default(generator).dropout_mask_pieces(math.prod(shape), rate)
@@ -134,7 +147,11 @@ def _draw_kept(q, shape, rate, generator):
         drawn = [xp.asarray(piece(start, (each, n, *heads, n_keys), place)) for start in starts]
         return xp.moveaxis(xp.concat(drawn, axis=0), 1, 3)
 
-    return kept
+    return _Kept(kept, Dropout(piece.place, int(threshold(rate)), float(rate)))
+
+
+def _dropout_of(kept):
+    return None if kept is None else kept.dropout
 
 
 @differentiable
@@ -142,13 +159,10 @@ def _draw_kept(q, shape, rate, generator):
 def _attention(q, k, v, mask, kept, lengths, /, *, causal, offset, window, scale, rate):
     """Give the attention of the queries, and the logarithms of their sums of exponentials."""
     if is_device_array(q):
-        if kept is not None:
-            refuse_dropout()
-        else:
-            options = {"causal": causal, "offset": offset, "window": window, "scale": scale}
-            found = try_attention(q, k, v, mask, lengths, **options)
-            if found is not None:
-                return found
+        options = {"causal": causal, "offset": offset, "window": window, "scale": scale}
+        found = try_attention(q, k, v, mask, lengths, **options, dropout=_dropout_of(kept))
+        if found is not None:
+            return found
     xp = namespace(q, k, v, mask)
     dtype = result_type(q.dtype, k.dtype, v.dtype)
     result_shape = (*q.shape[:3], v.shape[-1])
@@ -229,10 +243,11 @@ def _gradients(
 ):  # fmt: skip
     """Dao et al., "FlashAttention", 2022, arXiv:2205.14135, appendix B.2."""
     # Rules of tensors, for higher derivatives, consist of operations that have rules themselves.
-    if of_lse is None and kept is None and is_device_array(of_out) and is_device_array(q):
+    if of_lse is None and is_device_array(of_out) and is_device_array(q):
         found = try_attention_grad(
             of_out, out, lse, q, k, v, mask, lengths,
             causal=causal, offset=offset, window=window, scale=scale, of_mask=needs[3],
+            dropout=_dropout_of(kept),
         )  # fmt: skip
         if found is not None:
             return [*found, None, None]
@@ -345,7 +360,9 @@ def scaled_dot_product_attention(
     -----
     Differentiable in all of ``q``, ``k``, ``v`` and a floating ``attn_mask``. Scores are computed
     in float32 or wider, for a block of queries at a time, both ways. On a GPU cuDNN does it in
-    float16 and bfloat16, without dropout; :func:`rtxarr.libs.show` says what it left out.
+    float16 and bfloat16, and where it has no plan (with dropout, or a mask and ``key_lengths``) a
+    kernel of our own does, if the extra ``tile`` is installed; :func:`rtxarr.libs.show` says what
+    both left out.
 
     References
     ----------

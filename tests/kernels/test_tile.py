@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from rtxarr import _device, _kernel_cache
-from rtxarr.kernels.tile import _build, _launch
+from rtxarr.kernels.tile import _attention_build, _build, _launch
 from rtxarr.kernels.tile._build import Array, Signature
-from rtxarr.libs import tile
+from rtxarr.libs import _tile_attention, tile
 
 
 def vector(dtype, *, aligned=False):
@@ -134,6 +134,89 @@ def test_machine_code(signature, tmp_path, monkeypatch):
     # From disk, without the compiler.
     monkeypatch.setattr(_build, "_export", None)
     assert _build.cubin(signature, "sm_90") == (name, code)
+
+
+def attention_programs():
+    """Give each program of attention in the variants that differ most."""
+    half, logs = Array("bfloat16", 4, 3), Array("float32", 3, 2, False)
+    seed, no_seed = (0, *["uint64"] * 3, "uint32"), (0,) * 5
+    in_memory = Array("uint64", 1, 0, False), 0, 0, 0, "uint32"
+    lengths = vector("int32")
+    bias, seen = Array("bfloat16", 4, 3, False), Array("bool_", 4, 3, False)
+    anywhere, alike, at_blocks = range(3)
+    on, off = (True,), (False,)
+    variants = [
+        # The mask and lengths, random words, shift and window; the mask's kind and axes, whether
+        # there are lengths, an end in a tile, a causal bound, a window, dropout, a place in memory;
+        # where rows begin, and the heads of a group.
+        ((0, 0), seed, (0, 0), (0, *off * 8, *on, *off, at_blocks, 1)),
+        ((0, 0), in_memory, ("int32", 0), (0, *off * 6, *on, *off, *on * 2, alike, 2)),
+        ((bias, lengths), seed, ("int32",) * 2, (2, *on * 9, *off, anywhere, 3)),
+        ((seen, 0), no_seed, (0, 0), (1, *on, *off * 2, *on, *off, *on, *off * 4, anywhere, 1)),
+    ]
+    results = {
+        "attention": (half, logs),
+        "attention_queries": (half, logs, half, logs, half),
+        "attention_keys": (logs, half, logs, half, half),
+    }
+    for name, own in results.items():
+        for dim, tiles in _tile_attention._TILES[name].items():
+            for arrays, words, shift, constants in variants[: 4 if dim == 64 else 1]:
+                scalars = *words, "float32", "float32", *shift
+                parameters = *[half] * 3, *arrays, *scalars, *own, *constants, dim, dim, *tiles[:2]
+                yield _attention_build.Program(name, parameters, tiles.warps, tiles.blocks)
+
+
+@needs_compiler
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize(
+    "program", list(attention_programs()), ids=lambda s: f"{s.name}-{s.parameters[-17:]}"
+)
+def test_machine_code_of_attention(program, arch, tmp_path, monkeypatch):
+    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
+    name, code = _attention_build.cubin(program, arch)
+    elf = Elf(code)
+    assert name == program.name
+    assert f".text.{name}" in elf.sections
+    if arch == "sm_90":
+        sizes = []
+        for x in program.parameters:
+            if isinstance(x, Array):
+                sizes += [8] + [4] * (2 * x.n_dims)
+            elif isinstance(x, str):
+                sizes.append(8 if x == "uint64" else 4)
+        assert [size for _, size in elf.parameters(name)] == sizes
+        # With all kinds of masks, and random words that lie anywhere, a few numbers do not fit.
+        assert max(elf.stack_bytes()) <= 64, "registers are spilled"
+        per_block = _launch._n_threads(code)
+        assert per_block >= 32 * program.warps
+        assert per_block % 128 == 0
+    assert b".f64" not in elf.sections[".nv_debug_ptx_txt"], "arithmetic in float64"
+    assert b"atom" not in elf.sections[".nv_debug_ptx_txt"], "sums in any order"
+    monkeypatch.setattr(_attention_build, "_export", None)  # from disk, without the compiler
+    assert _attention_build.cubin(program, arch) == (name, code)
+
+
+def test_how_many_threads_a_block_has():
+    def code(*shape):
+        return b"\x7fELF" + b"\x04\x10\x0c\x00" + struct.pack("<III", *shape) + b"more"
+
+    assert _launch._n_threads(code(256, 1, 1)) == 256
+    assert _launch._n_threads(code(256, 2, 1) + code(384, 1, 1)) == 384
+    assert _launch._n_threads(b"\x7fELF") == 0  # the driver is asked
+
+
+def test_keys_of_the_families_are_apart(monkeypatch):
+    """A change of one leaves the other's machine code valid."""
+    for build in (_build, _attention_build):
+        monkeypatch.setattr(build, "version", lambda name: "1.7.0")
+    first, second = list(attention_programs())[:2]
+    keys = {_attention_build.cache_key(s, arch) for s in (first, second) for arch in ("a", "b")}
+    keys.add(_attention_build.cache_key(first._replace(blocks=3), "a"))
+    keys.add(_build.cache_key(first, "a"))
+    monkeypatch.setattr(_attention_build, "_sources", lambda: b"other")
+    keys.add(_attention_build.cache_key(first, "a"))
+    assert len(keys) == 7
 
 
 def test_cache_keys_tell_programs_apart(monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rtxarr import _device
-from rtxarr.libs import _cublaslt, _dnn, _serving, blas
+from rtxarr.libs import _cublaslt, _dnn, _serving, _tile_attention, blas
 from rtxarr.nn import _fp8_attention
 from rtxarr.ops import _attention, _conv
 from rtxarr.ops._conv import _unfolded, _unfolded_input, _unfolded_weight
@@ -688,6 +688,7 @@ def bare_dnn(monkeypatch):
     for module in (_attention, _conv, _fp8_attention):
         monkeypatch.setattr(module, "is_device_array", lambda x: isinstance(x, FakeArray))
     monkeypatch.setattr(_dnn, "loaded", [])
+    monkeypatch.setattr(_tile_attention, "_missing", lambda: "cuda-tile is not looked for")
     monkeypatch.setattr(_dnn, "provider", blas.Provider("attention and convolutions", "CuPy"))
     monkeypatch.setenv("RTXARR_CACHE_DIR", "")
     monkeypatch.setitem(sys.modules, "cudnn", None)

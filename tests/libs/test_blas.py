@@ -405,6 +405,7 @@ def test_show_without_a_gpu(clean, capsys, monkeypatch):
         "matrix products: NumPy (no GPU that CuPy can use)",
         "fused products: NumPy (no GPU that CuPy can use)",
         "attention and convolutions: NumPy (no GPU that CuPy can use)",
+        "attention that cuDNN leaves: NumPy (no GPU that CuPy can use)",
         "Fourier transforms: NumPy (no GPU that CuPy can use)",
     ]
 

@@ -75,7 +75,7 @@ def test_show_counts_what_went_elsewhere(fake_dnn, capsys):
     assert convolve(cupy, x=(0, 4, 6, 6)) is None  # nothing to do, so nothing to count
     assert convolve(cupy) is not None
     libs.show()
-    assert capsys.readouterr().out.splitlines()[-3:-1] == [
+    assert capsys.readouterr().out.splitlines()[-4:-2] == [
         "attention and convolutions: cuDNN 9.19.0, through nvidia-cudnn-frontend 1.32.0",
         "    2 by CuPy: attention in float32",
     ]

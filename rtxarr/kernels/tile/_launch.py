@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import struct
 from typing import Any, NamedTuple
 
 from rtxarr import _device
+from rtxarr.kernels.tile import _attention_build
+from rtxarr.kernels.tile._attention_build import Program
 from rtxarr.kernels.tile._build import Signature, cubin
 
 __all__ = ["launch", "load"]
@@ -19,17 +23,32 @@ class Loaded(NamedTuple):
     owner: Any
 
 
-def load(signature: Signature, device_id: int) -> Loaded:
+def load(signature: Signature | Program, device_id: int) -> Loaded:
     """Return a program on a GPU, compiling it if it is not on disk."""
     cuda = _device.cupy.cuda
-    name, code = cubin(signature, f"sm_{cuda.Device(device_id).compute_capability}")
+    arch = f"sm_{cuda.Device(device_id).compute_capability}"
+    if isinstance(signature, Program):
+        name, code = _attention_build.cubin(signature, arch)
+    else:
+        name, code = cubin(signature, arch)
     cuda.runtime.setDevice(device_id)
     module = cuda.function.Module()
     module.load(code)
     kernel = module.get_function(name)
-    # The compiler fixes how many threads a block has.
     most = cuda.driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
-    return Loaded(kernel.ptr, cuda.driver.funcGetAttribute(most, kernel.ptr), kernel)
+    n_threads = _n_threads(code) or cuda.driver.funcGetAttribute(most, kernel.ptr)
+    return Loaded(kernel.ptr, n_threads, kernel)
+
+
+def _n_threads(code: bytes) -> int:
+    """Read from machine code how many threads a block must have; 0 if it does not say."""
+    # EIATTR_REQNTID: a tag, and three numbers of 12 bytes. The driver knows only how many there
+    # may be, which is more where blocks share a processor.
+    for found in re.finditer(rb"\x04\x10\x0c\x00(.{12})", code, re.DOTALL):
+        x, y, z = struct.unpack("<III", found[1])
+        if y == z == 1 and 0 < x <= 1024 and x % 32 == 0:
+            return x
+    return 0
 
 
 def launch(loaded: Loaded, n_blocks: int, values: list[int]) -> None:
