@@ -3,16 +3,18 @@
 All sides take turns in one process, called directly and replayed as CUDA graphs; figures are
 medians over rounds, with quartiles. rtxarr's gradients give the same bits each time, unless they
 are added up in any order, as PyTorch's default ones are. A rate counts the products that are
-needed: half of them when causal, and 2.5 times as many backward as forward.
+needed: half of them when causal, and 2.5 times as many backward as forward. With ``--dropout``
+rtxarr's own kernel computes it, with ``--blocks`` beside the blocks of scores that replace it.
 """
 
 import argparse
+import functools
 import json
 import statistics
 import time
 
 import rtxarr as rx
-from rtxarr.libs import dnn
+from rtxarr.libs import _tile_attention, dnn
 
 CASES = [  # batch, heads, sequence, head dimension, causal
     (16, 16, 4096, 128, False),
@@ -21,7 +23,7 @@ CASES = [  # batch, heads, sequence, head dimension, causal
 ]
 
 
-def rtxarr_sides(case, dtype):
+def rtxarr_sides(case, dtype, rate, blocks):
     import cupy
 
     b, h, s, d, causal = case
@@ -33,42 +35,62 @@ def rtxarr_sides(case, dtype):
     q, k, v, g = (x.transpose(0, 2, 1, 3) for x in (q, k, v, g))
     tensors = [rx.Tensor(x, requires_grad=True) for x in (q, k, v)]
 
+    def attention(q, k, v):
+        return rx.scaled_dot_product_attention(q, k, v, causal=causal, dropout_rate=rate)
+
     def forward():
-        return rx.scaled_dot_product_attention(q, k, v, causal=causal)
+        return attention(q, k, v)
 
     def both():
         for tensor in tensors:
             tensor.grad = None
-        rx.scaled_dot_product_attention(*tensors, causal=causal).backward(g)
+        attention(*tensors).backward(g)
 
     def in_any_order():
         dnn.deterministic(False)
         both()
         dnn.deterministic(True)
 
-    return {
+    def in_blocks(function):
+        def call():
+            missing = _tile_attention._missing
+            _tile_attention._missing = lambda: "left out"
+            function()
+            _tile_attention._missing = missing
+
+        return call
+
+    sides = {
         "forward": {"rtxarr": forward},
-        "forward+backward": {"rtxarr": both, "any order": in_any_order},
+        "forward+backward": {"rtxarr": both},
     }
+    if not rate:  # cuDNN's
+        sides["forward+backward"]["any order"] = in_any_order
+    elif blocks:
+        for functions in sides.values():
+            functions["in blocks"] = in_blocks(functions["rtxarr"])
+    return sides
 
 
-def torch_sides(case, dtype):
+def torch_sides(case, dtype, rate):
     import torch
 
     b, h, s, d, causal = case
     make = {"dtype": getattr(torch, dtype), "device": "cuda"}
     q, k, v, g = (torch.randn((b, s, h, d), **make).transpose(1, 2) for _ in range(4))
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    attention = torch.nn.functional.scaled_dot_product_attention
+    attention = functools.partial(
+        torch.nn.functional.scaled_dot_product_attention, is_causal=causal, dropout_p=rate
+    )
 
     def forward():
         with torch.no_grad():
-            return attention(q, k, v, is_causal=causal)
+            return attention(q, k, v)
 
     def both():
         for leaf in leaves:
             leaf.grad = None
-        attention(*leaves, is_causal=causal).backward(g)
+        attention(*leaves).backward(g)
 
     return {"forward": forward, "forward+backward": both}
 
@@ -131,11 +153,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
+    parser.add_argument("--dropout", type=float, default=0.0, help="the rate of dropped weights")
+    parser.add_argument("--blocks", action="store_true", help="also without a kernel of our own")
     parser.add_argument("--json", help="also write the figures to this file")
     options = parser.parse_args()
     if len(rx.devices()) == 1:
         raise SystemExit("needs a GPU that CuPy can use")
     report = {"device": repr(rx.device("cuda")), "dtype": options.dtype, "cases": []}
+    report["dropout"] = rate = options.dropout
     rx.libs.show()
     try:
         import torch
@@ -144,8 +169,8 @@ def main():
         print("torch is not installed")
     for case in CASES:
         b, h, s, d, causal = case
-        ours = rtxarr_sides(case, options.dtype)
-        theirs = torch_sides(case, options.dtype) if torch else {}
+        ours = rtxarr_sides(case, options.dtype, rate, options.blocks)
+        theirs = torch_sides(case, options.dtype, rate) if torch else {}
         for what, functions_of in ours.items():
             flops = 4 * b * h * s * s * d * (0.5 if causal else 1)
             flops *= 3.5 if "backward" in what else 1
@@ -153,6 +178,7 @@ def main():
                 functions = {
                     name: record(function) if record else function
                     for name, function in functions_of.items()
+                    if name != "in blocks" or not record
                 }
                 if torch:
                     functions["torch"] = torch_captured(theirs[what]) if record else theirs[what]
