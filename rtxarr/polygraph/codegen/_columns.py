@@ -17,8 +17,8 @@ from rtxarr.polygraph._loops import Phase, Statement
 from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._keep import keep_plan
 from rtxarr.polygraph.codegen._reductions import Reduction, reduction
-from rtxarr.polygraph.codegen._text import Argument, Kernel, Lines, loaded_names
-from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, sources_of, wanted
+from rtxarr.polygraph.codegen._text import Argument, Kernel, Lines, loaded_names, sources_of
+from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, wanted
 
 _THREADS = 256
 # What takes more registers than threads have where a multiprocessor is half full of them.

@@ -19,8 +19,8 @@ from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._keep import keep_plan
 from rtxarr.polygraph.codegen._reductions import Reduction, reduction
 from rtxarr.polygraph.codegen._segments import THREADS, WARPS, Segments
-from rtxarr.polygraph.codegen._text import Argument, loaded_names
-from rtxarr.polygraph.codegen._writer import Entry, Writer, power_of_two, sources_of, wanted
+from rtxarr.polygraph.codegen._text import Argument, loaded_names, sources_of
+from rtxarr.polygraph.codegen._writer import Entry, Writer, power_of_two, wanted
 
 EDGES = 4  # whose features a thread reads at once
 _KEPT = 8  # values of a thread that stay on chip

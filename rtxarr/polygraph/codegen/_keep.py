@@ -6,8 +6,7 @@ import numpy as np
 
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph.codegen import _operations as ops
-from rtxarr.polygraph.codegen._text import Texts
-from rtxarr.polygraph.codegen._writer import sources_of
+from rtxarr.polygraph.codegen._text import Texts, sources_of
 
 _NUMBERS = frozenset(("scalar", "index", "in_range", "divides"))
 _CHEAP = frozenset("add subtract multiply negative positive abs where cast square".split())

@@ -220,7 +220,7 @@ class Rows(Passes):
                     with each_packet():
                         self.load_packets(in_turn, "end")
                 with each_packet():
-                    self.elements(body, given, "end", extra)
+                    self.elements(body, given, "end", extra, reads)
                 if stores:
                     with each_packet():
                         self.store_packets(stores, "end")

@@ -117,6 +117,46 @@ FUNCTION f32 near_one(f32 a, f32 b) {
   return $fmaf($fmaf(-b, quotient, a), inverse, quotient);
 }
 """,
+    # The quotients of a packet, rounded right: by the steps of CUDA's own division, which suffice
+    # where nothing on the way is too small to be exact. A number stands for a packet of it.
+    "element": """
+FUNCTION f32 element(f32 a, int k) { return a; }
+FUNCTION f32 element(PRIVATE const f32* a, int k) { return a[k]; }
+""",
+    "hard_quotients": """
+template<int N> struct Several { f32 at[N]; };
+template<int N> static __device__ __noinline__
+Several<N> hard_quotients(Several<N> a, Several<N> b) {
+  UNROLL
+  for (int k = 0; k < N; ++k) {
+    const f32 x = a.at[k], y = b.at[k];
+    const bool is_zero = x == 0 && (y > 0 || y < 0);
+    a.at[k] = is_zero ? (y > 0 ? x : -x) : x / y;
+  }
+  return a;
+}
+""",
+    "quotients": """
+template<int N, class A, class B> FUNCTION void quotients(PRIVATE f32* to, A a, B b) {
+  bool easy = true;
+  UNROLL
+  for (int k = 0; k < N; ++k) {
+    const f32 x = #element(a, k), y = #element(b, k), rough = RECIPROCAL(y);
+    const f32 inverse = $fmaf(rough, $fmaf(-y, rough, 1.0f), rough), near = x * inverse;
+    to[k] = $fmaf(inverse, $fmaf(-y, near, x), near);
+    easy &= $fabsf(y) >= 5.9604645e-8f;  // 2**-24
+    easy &= $fabsf(to[k]) >= 3.3087225e-24f;  // 2**-78
+  }
+  if (!easy) {
+    Several<N> x, y;
+    UNROLL
+    for (int k = 0; k < N; ++k) { x.at[k] = #element(a, k); y.at[k] = #element(b, k); }
+    x = #hard_quotients<N>(x, y);
+    UNROLL
+    for (int k = 0; k < N; ++k) to[k] = x.at[k];
+  }
+}
+""",
     "sigmoid": """
 FUNCTION f32 sigmoid(f32 a) {
   const f32 small = $expf(-$fabsf(a));

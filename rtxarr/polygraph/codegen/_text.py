@@ -334,6 +334,18 @@ def loaded_names(e: Expr) -> Iterator[str]:
             yield from loaded_names(atom.numerator)
 
 
+def sources_of(s: Statement) -> list[str]:
+    """Return the names of the values that a statement reads."""
+    if s.op == "scalar":
+        return []
+    if s.op in ("load", "store"):
+        extra = [] if s.args[2] is None else [s.args[2]]
+        return [*loaded_names(s.args[1]), *extra]
+    if s.op in ("index", "in_range", "divides"):
+        return list(loaded_names(s.args[0]))
+    return list(s.args)
+
+
 def number_bytes(argument: Argument, *, wide: bool) -> bytes:
     """Return what the host passes for a "number" or a "divisor"."""
     n = argument.value

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from rtxarr.polygraph._index import Div, Expr, Loaded, Symbol
 from rtxarr.polygraph._loops import Loops, Statement
 from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._dialects import Dialect
+from rtxarr.polygraph.codegen._quotients import Stage, is_quotient, stages_of
 from rtxarr.polygraph.codegen._reductions import Reduction
 from rtxarr.polygraph.codegen._snippets import plain
 from rtxarr.polygraph.codegen._text import (
@@ -21,7 +22,7 @@ from rtxarr.polygraph.codegen._text import (
     Launch,
     Lines,
     Texts,
-    loaded_names,
+    sources_of,
 )
 
 FULL = 1 << 17  # threads that keep a large GPU busy
@@ -176,33 +177,103 @@ class Writer(ABC):
                 )
 
     def elements(
-        self, body: Sequence[Statement], given: set[str], left: str, extra: Sequence[str] = ()
+        self,
+        body: Sequence[Statement],
+        given: set[str],
+        left: str,
+        extra: Sequence[str] = (),
+        reads: Collection[str] = (),
     ) -> None:
-        """Run the statements of each element of packet ``j``, but those whose values are given."""
-        out, texts = self.out, self.texts
+        """Run the statements of each element of packet ``j``, but those whose values are given.
+
+        ``extra`` lines come after them, and read ``reads``.
+        """
+        out = self.out
         inline = any(s.op == "load" and s.name not in given for s in body)
+        if self.strict and self.dialect.name == "cuda" and any(map(is_quotient, body)):
+            self._elements_by_stages(stages_of(body, given), given, left, extra, reads, inline)
+            return
         with out.unrolled("k", self.lanes):
-            if self.whole:
-                out(self.place())
-                out("const bool valid = true;")
-            elif inline:  # elements past the end read the last one
-                out("const Index place = first + k * step;")
-                out(f"const bool valid = {self.inside(left, 'place')};")
-                out(f"const Index {self.counter} = valid ? place : {left} - 1;")
-            else:
-                out(self.place())
-                out(f"const bool valid = {self.inside(left)};")
+            self._element_lines(left, inline)
             for s in body:
                 if s.name in given:
                     out(f"const {ops.value(s.dtype)} {s.name} = {s.name}_at[j][k];")
-                elif s.op != "store":
-                    out(texts.let(s))
-                elif self._in_packets(s):
-                    out(f"{s.args[0]}_at[j][k] = {s.args[2]};")
                 else:
-                    out(f"if (valid) {texts.store(s)}")
+                    self._element(s)
             for line in extra:
                 out(line)
+
+    def _element_lines(self, left: str, inline: bool) -> None:
+        """Say which element ``k`` is, and whether it is there."""
+        out = self.out
+        if self.whole:
+            out(self.place())
+            out("const bool valid = true;")
+        elif inline:  # elements past the end read the last one
+            out("const Index place = first + k * step;")
+            out(f"const bool valid = {self.inside(left, 'place')};")
+            out(f"const Index {self.counter} = valid ? place : {left} - 1;")
+        else:
+            out(self.place())
+            out(f"const bool valid = {self.inside(left)};")
+
+    def _element(self, s: Statement) -> None:
+        if s.op != "store":
+            self.out(self.texts.let(s))
+        elif self._in_packets(s):
+            self.out(f"{s.args[0]}_at[j][k] = {s.args[2]};")
+        else:
+            self.out(f"if (valid) {self.texts.store(s)}")
+
+    def _elements_by_stages(
+        self,
+        stages: Sequence[Stage],
+        given: set[str],
+        left: str,
+        extra: Sequence[str],
+        reads: Collection[str],
+        inline: bool,
+    ) -> None:
+        """Run the elements of a packet from quotients to quotients."""
+        out = self.out
+        where = {name: f"{name}_at[j][k]" for name in given}
+        numbers = [s for s in stages[0].body if s.op == "scalar"]
+        for s in numbers:
+            out(self.texts.let(s))
+        rows = self.texts.of_row | {s.name for s in numbers}
+        for number, stage in enumerate(stages):
+            rest = stages[number + 1 :]
+            later = {name for other in rest for name in other.sources()} | set(reads)
+            divided = {name for s in stage.quotients for name in sources_of(s)} - rows - given
+            body = [s for s in stage.body if s not in numbers]
+            here = {s.name for s in body if s.op != "store"}
+            apart = sorted((later & here) | divided) if rest else []
+            apart = [name for name in apart if where.get(name) != f"{name}_k[k]"]
+            for name in apart:
+                out(f"{self._type(name)} {name}_k[{self.lanes}];")
+            with out.unrolled("k", self.lanes):
+                self._element_lines(left, inline)
+                read = [name for s in body for name in sources_of(s)]
+                read += [*apart, *([] if rest else reads)]
+                self._bind([name for name in read if name not in here], where)
+                for s in body:
+                    self._element(s)
+                for name in apart:
+                    out(f"{name}_k[k] = {name};")
+                for line in () if rest else extra:
+                    out(line)
+            where |= {name: f"{name}_k[k]" for name in apart}
+            for s in stage.quotients:
+                names = [
+                    name if name in rows else where[name].removesuffix("[k]")
+                    for name in sources_of(s)
+                ]
+                out(f"f32 {s.name}_q[{self.lanes}];")
+                operands = ", ".join(["1.0f", *names][-2:])
+                out(f"#quotients<{self.lanes}>({s.name}_q, {operands});")
+                quotient = f"{s.name}_q[k]"
+                is_half = ops.kind(s.dtype) == "h"
+                where[s.name] = ops.rounded(quotient, s.dtype) if is_half else quotient
 
     def tile(
         self,
@@ -243,7 +314,7 @@ class Writer(ABC):
         with out.unrolled("j", self.batch):
             out(f"const Index first = {first};")
             extras = [f"{name}_at[j][k] = {name};" for name in keep if name not in given]
-            self.elements(body, given, left, [*extras, *extra])
+            self.elements(body, given, left, [*extras, *extra], {*keep, *reads})
         if stores or keep:
             with out.unrolled("j", self.batch):
                 if stores:
@@ -379,18 +450,6 @@ def wanted(body: Sequence[Statement], kept, reads: set[str]) -> list[Statement]:
             if s.name not in kept or s.op == "store":
                 needed.update(sources_of(s))
     return out[::-1]
-
-
-def sources_of(s: Statement) -> list[str]:
-    """Return the names of the values that a statement reads."""
-    if s.op == "scalar":
-        return []
-    if s.op in ("load", "store"):
-        extra = [] if s.args[2] is None else [s.args[2]]
-        return [*loaded_names(s.args[1]), *extra]
-    if s.op in ("index", "in_range", "divides"):
-        return list(loaded_names(s.args[0]))
-    return list(s.args)
 
 
 def is_wide(loops: Loops) -> bool:

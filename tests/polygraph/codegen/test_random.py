@@ -83,5 +83,5 @@ def test_nvrtc_compiles(cc):
         cubin, log = _nvrtc.compile_text(text, cc, more=("--ptxas-options=-v",))
         assert cubin[:4] == b"\x7fELF"
         spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
-        assert len(spilled) == text.count('extern "C" __global__')
+        assert len(spilled) >= text.count('extern "C" __global__')  # and functions apart
         assert max(spilled) <= 64, log  # four reductions of halves at once are near the limit

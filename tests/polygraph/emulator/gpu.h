@@ -7,6 +7,7 @@
 #define EMULATED
 #define __global__
 #define __device__
+#define __noinline__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __restrict__
@@ -112,11 +113,13 @@ static inline unsigned short bfloat_bits(float a) {
   const unsigned bits = gpu_bits<unsigned>(a);
   return a != a ? 0x7fff : (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
-// A GPU's is right to the last bit or the one before, and zero where it would not be normal.
+// A GPU's is right to the last bit or the one before, and zero where it would not be normal. Of a
+// fraction of ones it is right: else its own division, which refines it once, would be wrong.
 static inline float gpu_reciprocal(float b) {
   const float a = 1.0f / b;
   if (!(fabsf(a) < INFINITY)) return a;
-  return fabsf(a) < 1.17549435e-38f ? copysignf(0, a) : gpu_bits<float>(gpu_bits<int>(a) + 1);
+  if (fabsf(a) < 1.17549435e-38f) return copysignf(0, a);
+  return gpu_bits<float>(gpu_bits<int>(a) + ((gpu_bits<int>(b) & 0x7fffff) != 0x7fffff));
 }
 #define RECIPROCAL(b) gpu_reciprocal(b)
 #define ROUGH_EXP(a) exp2f((a) * 1.44269504f)
