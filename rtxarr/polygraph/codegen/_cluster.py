@@ -99,16 +99,29 @@ class Cluster(Rows):
                 out("BOXES_OPEN();")
             out("CLUSTER_ARRIVE();")
 
-    def row_size(self) -> str:
-        return f"{self.blocks} * {self.tile_size()}"
+    def passes_by_packing(self) -> None:
+        """Write all passes, once: packets are dealt out also of arrays that do not pack.
 
-    def all_passes(self) -> None:
+        A text is for whole tiles or for rows that end in parts of them.
+        """
+        self.whole = self.threads * self.batch * self.blocks * self.lanes == self.loops.cols
         self.waited = False
-        super().all_passes()
+        self.out("const Index step = 1;")
+        self.all_passes()
+
+    def first_element(self) -> str:
+        return self.packet()
 
     def load_kept(self, loads: Sequence[Statement]) -> None:
-        super().load_kept(loads)
-        fetched = [s for s in self._fetched() if s in loads] if self.packing and self.whole else []
+        for test, self.packing in ("if (packed)", True), ("else", False):
+            with self.out.block(test):
+                super().load_kept(loads)
+                if self.packing and self.whole:
+                    self._fetch_ahead([s for s in self._fetched() if s in loads])
+        self.packing = None
+
+    def _fetch_ahead(self, fetched: Sequence[Statement]) -> None:
+        """Ask for a row that is to come, so that it is in the cache by then."""
         if fetched:
             with self.out.block("if (ahead && thread == 0 && row + ahead < rows)"):
                 self.out(f"const Index r = row + ahead, {self.counter} = begin;")
