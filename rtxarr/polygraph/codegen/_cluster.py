@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 
 from rtxarr.polygraph._index import Symbol
@@ -15,10 +16,12 @@ from rtxarr.polygraph.codegen._writer import FULL, Entry
 
 _LONG = 1 << 15  # bytes of a row; of what is shorter, all lengths share a text
 _BLOCK = 20 << 12  # bytes of a row that one block keeps
-# Registers of a thread for what stays of a row, and how many threads a multiprocessor then has.
-_HELD = {20: 1024, 32: 768, 40: 768}
+# Registers of a thread for what stays of a row, the best first, and how many threads a
+# multiprocessor then has: where one block has a row, and where several share it.
+_HELD = {32: (768, 1024), 40: (768, 768), 20: (1024, 1024)}
 _BLOCKS = (2, 4, 8)  # of a cluster: as many as any GPU has that has clusters
 _THREADS = (256, 512, 1024)  # of a block, at most
+_FEW = 128  # threads of a block, of which more share a row than of larger ones
 _AHEAD = 6 << 20  # bytes of rows that are fetched into the cache ahead of those in registers
 
 
@@ -44,7 +47,8 @@ class Cluster(Rows):
         packets = -(-loops.cols // self.lanes)
         found = []
         by = (1,) if size <= _BLOCK else _BLOCKS
-        for (held, at_once), blocks in product(_HELD.items(), by if size >= _LONG else ()):
+        for held, blocks in product(_HELD, by if size >= _LONG else ()):
+            at_once = _HELD[held][blocks > 1]
             batch = max(held // (words * self.lanes), 1)
             threads = -(-packets // (batch * blocks * 32)) * 32
             is_whole = threads * batch * blocks * self.lanes == loops.cols
@@ -52,17 +56,16 @@ class Cluster(Rows):
             if not most or (blocks == 1 and (not is_whole or most > 512)):
                 continue
             if loops.rows * blocks * threads >= FULL // 2:
-                found.append((not is_whole, most, blocks, batch, threads, max(at_once // most, 1)))
+                # Exact quotients take registers, which fewer threads have more of.
+                is_tight = self.strict and is_whole and blocks > 1
+                rank = -held if is_tight else list(_HELD).index(held)
+                fit = not is_whole, most, rank, threads < _FEW, -blocks
+                found.append((fit, (most, blocks, batch, threads, max(at_once // most, 1))))
         if found:
-            _, self.most, self.blocks, self.batch, self.threads, self.at_once = min(found)
+            _, (self.most, self.blocks, self.batch, self.threads, self.at_once) = min(found)
             self.leader = "thread == 0 && rank == 0" if self.blocks > 1 else "thread == 0"
             self.in_registers = True
         return bool(found)
-
-    def _packs(self) -> bool:
-        """Tell whether rows begin where packets do."""
-        places = [s.args[1] for s in self._statements() if s.op in ("load", "store")]
-        return all(self.texts.packs(place, self.counter, self.lanes) for place in places)
 
     def run(self) -> Kernel:
         loops = self.loops
@@ -119,6 +122,9 @@ class Cluster(Rows):
                 if self.packing and self.whole:
                     self._fetch_ahead([s for s in self._fetched() if s in loads])
         self.packing = None
+
+    def after_loads(self) -> AbstractContextManager[None]:
+        return nullcontext()  # they are in branches
 
     def _fetch_ahead(self, fetched: Sequence[Statement]) -> None:
         """Ask for a row that is to come, so that it is in the cache by then."""

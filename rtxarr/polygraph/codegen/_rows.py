@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -155,6 +155,19 @@ class Rows(Passes):
             dtype = self.loops.scans[0].dtype
             self.order = _scans.order_of(dtype, self.loops.rows, self.loops.cols)
             self.lanes = self.order.width
+        else:  # the bounds of what is scanned stay in registers as they are
+            is_even = self.loops.cols % self.lanes == 0
+            self.even = is_even or not self._packs()
+            self.packed = is_even or not self.even
+
+    def _packs(self) -> bool:
+        """Tell whether rows begin where packets do."""
+        places = [s.args[1] for s in self._statements() if s.op in ("load", "store")]
+        return all(
+            self.texts.packs(place, self.counter, self.lanes)
+            for place in places
+            if self.packet_step(place) is not None
+        )
 
     def _batch(self, phase: Phase) -> int:
         values = {s.name for s in phase.body if self.texts.hoisted(s)}
@@ -211,7 +224,10 @@ class Rows(Passes):
             out("const Index tile = begin;")
             if at_once:
                 self.load_kept(at_once)
-            with out.unrolled("some", batch // together):
+            with (
+                self.after_loads() if at_once else nullcontext(),
+                out.unrolled("some", batch // together),
+            ):
                 for s in in_turn:
                     out(f"{ops.value(s.dtype)} {s.name}_at[{batch}][{lanes}];")
                 for s in stores:
@@ -227,9 +243,15 @@ class Rows(Passes):
 
     def load_kept(self, loads: Sequence[Statement]) -> None:
         """Load what stays in registers."""
+        self.clamps = self.order is None  # loads in turn would take more registers
         with self.out.unrolled("j", self.batch):
             self.out(f"const Index first = {self.first_element()};")
             self.load_packets(loads, "end")
+        self.clamps = False
+
+    def after_loads(self) -> AbstractContextManager[None]:
+        """Keep the compiler, which does not know this test, from putting off loads until then."""
+        return nullcontext() if self.order else self.out.block("if (padded >= 0)")
 
     def _is_loose(self) -> bool:
         return self.order is not None and self.order.loose

@@ -51,6 +51,8 @@ class Writer(ABC):
         self.packed = True
         self.packing: bool | None = None  # whether what is written now is for arrays that pack
         self.whole = False  # whether it is for tiles without elements past the end
+        self.even = False  # whether no packet is cut off where arrays pack
+        self.clamps = False  # whether what is past the end may read the last element or packet
         self.aligned: dict[str, int] = {}  # buffers that packets are read from or written to
 
     @abstractmethod
@@ -124,57 +126,79 @@ class Writer(ABC):
 
     def load_packets(self, loads: Sequence[Statement], left: str) -> None:
         """Fill ``name_at[j]`` for each load; ``first`` and ``step`` are in scope."""
-        out, texts, lanes = self.out, self.texts, self.lanes
-        for s in loads:
-            buffer, place, _ = s.args
-            target = f"{s.name}_at[j]"
-            step = self.packet_step(place)
-            each = texts.value_of(s)
-            if not self.whole:
-                each = f"{self.inside(left)} ? {each} : {ops.zero(s.dtype)}"
-            if step is not None:
-                self._note_packet(s)
-            if step is not None and self.packing is not False:
-                with out.block("if (packed)" if self.packing is None else ""):
-                    out(f"const Index {self.counter} = first;")
-                    if step == 1:
-                        out(
-                            f"#load_packet<{lanes}>({target}, {buffer} + ({texts.expr(place)}), "
-                            f"{self._left(left)});"
-                        )
-                    else:
-                        out(f"const {ops.value(s.dtype)} same = {each};")
-                        with out.unrolled("k", lanes):
-                            out(f"{target}[k] = same;")
-            if step is not None and self.packing:
-                continue
-            asked = step is not None and self.packing is None
-            with out.block("else" if asked else ""), out.unrolled("k", lanes):
-                out(self.place())
-                out(f"{target}[k] = {each};")
+        out = self.out
+        in_packets = [s for s in loads if self.packet_step(s.args[1]) is not None]
+        for s in in_packets:
+            self._note_packet(s)
+        apart = [s for s in loads if s not in in_packets]
+        if in_packets and self.packing is not False:
+            with out.block("if (packed)" if self.packing is None else ""):
+                for s in in_packets:
+                    with out.block():
+                        self._packet_of(s, left)
+        if in_packets and not self.packing:
+            with out.block("else" if self.packing is None else ""):
+                self._elements_of(in_packets, left)
+        if apart:
+            self._elements_of(apart, left)
+
+    def _packet_of(self, s: Statement, left: str) -> None:
+        out, lanes, place = self.out, self.lanes, s.args[1]
+        target = f"{s.name}_at[j]"
+        if self.packet_step(place) == 1:
+            is_cut = self.even and not self.whole
+            at = f"first < {left} ? first : {left} - {lanes}" if is_cut else "first"
+            out(f"const Index {self.counter} = {at};")
+            n_left = str(lanes) if is_cut else self._left(left)
+            packet = f"{s.args[0]} + ({self.texts.expr(place)})"
+            out(f"#load_packet<{lanes}>({target}, {packet}, {n_left});")
+            return
+        out(self._clamped("first", left))
+        out(f"const {ops.value(s.dtype)} same = {self._guarded(s, left)};")
+        with out.unrolled("k", lanes):
+            out(f"{target}[k] = same;")
+
+    def _elements_of(self, loads: Sequence[Statement], left: str) -> None:
+        with self.out.unrolled("k", self.lanes):
+            self.out(self._clamped("first + k * step", left))
+            for s in loads:
+                self.out(f"{s.name}_at[j][k] = {self._guarded(s, left)};")
+
+    def _guarded(self, s: Statement, left: str) -> str:
+        """Return the text of a load, or of zero past the end, where that may not be read."""
+        value = self.texts.value_of(s)
+        if self.whole or self.clamps:
+            return value
+        return f"{self.inside(left)} ? {value} : {ops.zero(s.dtype)}"
+
+    def _clamped(self, place: str, left: str) -> str:
+        """Say at which place an element is read."""
+        if self.clamps and not self.whole:
+            place = f"{place} < {left} ? {place} : {left} - 1"
+        return f"const Index {self.counter} = {place};"
 
     def store_packets(self, stores: Sequence[Statement], left: str) -> None:
+        """Store ``buffer_at[j]``; ``first`` and ``step`` are in scope."""
         out, texts = self.out, self.texts
         for s in stores:
-            buffer, place, _ = s.args
             self._note_packet(s)
-            element = ops.stored(s.dtype)
-            if self.packing is not False:
-                with out.block("if (packed)" if self.packing is None else ""):
-                    out(f"const Index {self.counter} = first;")
-                    out(
-                        f"#store_packet<{self.lanes}>({buffer} + ({texts.expr(place)}), "
-                        f"{buffer}_at[j], {self._left(left)});"
-                    )
-            if self.packing:
-                continue
-            with out.block("else" if self.packing is None else ""), out.unrolled("k", self.lanes):
-                out(self.place())
-                test = "" if self.whole else f"if ({self.inside(left)}) "
-                out(
-                    f"{test}{buffer}[{texts.expr(place)}] = "
-                    f"#Store<{element}>::of({buffer}_at[j][k]);"
-                )
+        if self.packing is not False:
+            is_cut = self.even and not self.whole
+            with out.block("if (packed)" if self.packing is None else ""):
+                out(f"const Index {self.counter} = first;")
+                for s in stores:
+                    to = f"{s.args[0]} + ({texts.expr(s.args[1])})"
+                    n_left = str(self.lanes) if is_cut else self._left(left)
+                    test = f"if (first < {left}) " if is_cut else ""
+                    out(f"{test}#store_packet<{self.lanes}>({to}, {s.args[0]}_at[j], {n_left});")
+        if self.packing:
+            return
+        with out.block("else" if self.packing is None else ""), out.unrolled("k", self.lanes):
+            out(self.place())
+            with out.block("" if self.whole else f"if ({self.inside(left)})"):
+                for s in stores:
+                    element, value = ops.stored(s.dtype), f"{s.args[0]}_at[j][k]"
+                    out(f"{s.args[0]}[{texts.expr(s.args[1])}] = #Store<{element}>::of({value});")
 
     def elements(
         self,
@@ -190,7 +214,7 @@ class Writer(ABC):
         """
         out = self.out
         inline = any(s.op == "load" and s.name not in given for s in body)
-        if self.strict and self.dialect.name == "cuda" and any(map(is_quotient, body)):
+        if self._divides_packets() and any(map(is_quotient, body)):
             self._elements_by_stages(stages_of(body, given), given, left, extra, reads, inline)
             return
         with out.unrolled("k", self.lanes):
@@ -203,12 +227,19 @@ class Writer(ABC):
             for line in extra:
                 out(line)
 
+    def _divides_packets(self) -> bool:
+        """Tell whether quotients are taken by packets; scans leave no registers for that."""
+        return self.strict and self.dialect.name == "cuda" and not self.loops.scans
+
     def _element_lines(self, left: str, inline: bool) -> None:
         """Say which element ``k`` is, and whether it is there."""
         out = self.out
         if self.whole:
             out(self.place())
             out("const bool valid = true;")
+        elif self.even and self.packing and not inline:
+            out(self.place())
+            out(f"const bool valid = first < {left};")
         elif inline:  # elements past the end read the last one
             out("const Index place = first + k * step;")
             out(f"const bool valid = {self.inside(left, 'place')};")
@@ -319,7 +350,7 @@ class Writer(ABC):
             with out.unrolled("j", self.batch):
                 if stores:
                     out(f"const Index first = {first};")
-                self.store_packets(stores, left)
+                    self.store_packets(stores, left)
                 for name, where in keep.items():
                     out(f"#keep_packet<{lanes}>({where}, {name}_at[j]);")
 

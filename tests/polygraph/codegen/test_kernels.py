@@ -98,6 +98,11 @@ def gathered_across(x):
     return ir.permute(ir.map_node("add", at, x), (1, 0))
 
 
+def cut_off(x):
+    """Rows that begin where packets do and end elsewhere."""
+    return every_reduction(ir.slice_node(x, (0, 4), (1, 1), (x.shape[0], 1003)), (1,))
+
+
 ROWS = [(1, 1), (5, 1), (7, 3), (300, 33), (9, 64), (6, 130), (5, 1027), (3, 3000), (40, 2051)]
 COLUMNS = [(1, 7), (3, 5), (64, 33), (100, 40), (777, 3), (1200, 65)]
 
@@ -137,6 +142,9 @@ def cases():
     yield "gathered and turned", gathered_across, (40, 70), "float32"
     yield "transposed", lambda x: softmax(ir.permute(x, (1, 0))), (40, 9), "float32"
     yield "a part", of_a_part, (6, 31), "float32"
+    yield "turned as a whole", lambda x: softmax(ir.permute(x, (1, 0)), (0, 1)), (5, 6), "float32"
+    yield "whole packets", softmax, (6, 1100), "float32"
+    yield "packets cut off", cut_off, (6, 1200), "float32"
 
 
 CASES = {name: rest for name, *rest in cases()}
@@ -186,6 +194,18 @@ def test_what_is_cut_into_chunks():
     assert launches(softmax_of(4096, 70_000)) == ["rows"]
     assert launches(graph_of("all of it")) == ["rows_split"] * 2
     assert launches(graph_of("long columns")) == ["columns_split"] * 2
+
+
+def test_rows_of_all_lengths_have_one_text():
+    def text_of(name):
+        backend = EmulatorBackend()
+        return backend.source(Program(graph_of(name), backend).steps[0].loops)
+
+    some = {text_of(f"softmax rows {n}x{m}") for n, m in ROWS if m > 1}
+    assert some == {text_of("whole packets")}
+    (text,) = some
+    assert "load_packet<4>(v0_at[j], in0 + (r * n0 + c), end - first)" not in text
+    assert "end - first)" in text_of("packets cut off")
 
 
 def test_the_first_part_of_a_wide_row_stays_on_chip():
