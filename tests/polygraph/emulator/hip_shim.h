@@ -23,5 +23,9 @@ __device__ inline long long __double_as_longlong(double a) { return __builtin_bi
 __device__ inline double __longlong_as_double(long long a) { return __builtin_bit_cast(double, a); }
 #define F1(n) extern "C" __device__ float n##f(float); extern "C" __device__ double n(double);
 #define F2(n) extern "C" __device__ float n##f(float, float); extern "C" __device__ double n(double, double);
-F1(exp) F1(fabs) F1(sqrt) F1(tanh) F1(log) F2(pow) F1(log1p) F2(fmod) F2(copysign) F1(floor)
+F1(acos) F1(acosh) F1(asin) F1(asinh) F1(atan) F1(atanh) F1(ceil) F1(cos) F1(cosh) F1(erf) F1(exp)
+F1(expm1) F1(fabs) F1(floor) F1(log) F1(log10) F1(log1p) F1(log2) F1(rint) F1(sin) F1(sinh) F1(sqrt)
+F1(tan) F1(tanh) F1(trunc)
+F2(atan2) F2(copysign) F2(fmod) F2(hypot) F2(nextafter) F2(pow)
 extern "C" __device__ float fmaf(float, float, float);
+extern "C" __device__ float __expf(float);
