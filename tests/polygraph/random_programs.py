@@ -35,6 +35,8 @@ class Random:
     device : bool, default False
         For kernels that add in an order of their own and have other functions than NumPy's: a
         longer program, in which only whole numbers are scanned and nothing is made of ``near``.
+        What CuPy does otherwise is left out: its elements are views where NumPy's are scalars, and
+        it orders and signs complex numbers in its own way.
 
     Attributes
     ----------
@@ -222,10 +224,19 @@ class Random:
         else:
             name = self.pick(OF_FLOATS)
         i = self._some(kinds)
-        if i is not None:
+        if i is not None and not self._is_unlike(name, i):
             f = getattr(np, name)
             near = name in INEXACT or self._contracts(name, i)
             self._add(f"np.{name}(v{i})", lambda v: f(v[i]), i, near=near)
+
+    def _is_unlike(self, name, *sources):
+        """Tell whether CuPy does something else than NumPy."""
+        values = [self.values[i] for i in sources]
+        if not self.device:
+            return False
+        if any(map(np.iscomplexobj, values)):
+            return name in "sign maximum minimum less greater_equal lt ge".split()
+        return name in ("exp2", "cbrt") and _has_denormals(getattr(np, name), *values)
 
     def _contracts(self, name, *sources):
         """Tell whether a step of complex numbers may be rounded once or more often."""
@@ -247,6 +258,8 @@ class Random:
         if self.rng.random() < 0.3 and names is BINARY:
             name = self.pick(OPERATORS)
             f, word = getattr(operator, name), name
+            if self._is_unlike(name, i, j):
+                return
             if self.rng.random() < 0.4:
                 number = self.pick([1, 2, -3, 0.5, 7, 1.0])
                 near = self._contracts(name, i)
@@ -255,10 +268,14 @@ class Random:
         else:
             name = self.pick(names)
             f, word = getattr(np, name), f"np.{name}"
+            if self._is_unlike(name, i, j):
+                return
         if self.rng.random() < 0.5:
             i, j = j, i
         near = name in INEXACT or self._contracts(name, i, j)
         f, word = self._of_zeros(f, word)
+        if self.device and name == "logaddexp":  # whose last bits are all that is left near zero
+            f, word = lambda a, b: np.logaddexp(abs(a), b), "logaddexp of abs"
         self._add(f"{word}(v{i}, v{j})", lambda v: f(v[i], v[j]), i, j, near=near)
 
     def _of_zeros(self, f, word):
@@ -396,7 +413,10 @@ class Random:
             self._add(f"broadcast_to(v{i}, {shape})", lambda v: np.broadcast_to(v[i], shape), i)
         else:
             key = self._key(x)
-            self._add(f"v{i}[{key}]", lambda v: v[i][key], i)
+            if self.device and not isinstance(x[key], np.ndarray):
+                self._add(f"v{i}[{key}].copy()", lambda v: v[i][key].copy(), i)
+            else:
+                self._add(f"v{i}[{key}]", lambda v: v[i][key], i)
 
     def _join(self):
         i, j = self._some(), self._some()
@@ -454,6 +474,8 @@ class Random:
 
             word = f"(v{i}[{key}] = v{j})"
         elif how == 1:
+            if self.device and not isinstance(x[key], np.ndarray):
+                return
 
             def step(v):
                 part = v[i][key]
@@ -475,6 +497,13 @@ class Random:
             if x.dtype.kind == "c":
                 return
         self._add(word, step)
+
+
+def _has_denormals(f, x):
+    """Tell whether a function takes or gives numbers that CuPy's own kernels take for zero."""
+    with np.errstate(all="ignore"):
+        both = [np.abs(y, dtype=np.float32) for y in (x, f(x)) if y.dtype.itemsize <= 4]
+    return any(((y > 0) & (y < np.finfo(np.float32).tiny)).any() for y in both)
 
 
 def copies(args):
