@@ -126,6 +126,30 @@ FAULTS = [
 ]  # fmt: skip
 
 
+# What comes of these is decided by when threads run, and by what was in shared memory before: the
+# emulator shows them all, a GPU may give the right results all the same.
+OF_TIMING = frozenset(
+    [
+        "no barrier before the maxima are read",
+        "no barrier before the sums are read",
+        "one warp alone comes to the barrier",
+        "no barrier",
+        "sums lie where maxima are still read",
+        "the row lies where maxima are",
+        "reads what other threads keep",
+        "every second warp does not write",
+        "partial results of both in one place",
+        "rows share a row's memory",
+    ]
+)
+
+
+# The first read memory that nothing is made of, which the emulator sees; the others read or write
+# packets at addresses that they must not have, after which a process cannot use its GPU.
+UNSEEN_ON_A_GPU = frozenset(["takes the seam one too late"])
+FATAL_ON_A_GPU = frozenset(["stores one place on", "loads one place on"])
+
+
 def planted(text, pattern, replacement, number=0):
     """Return ``text`` with one match of the pattern replaced; None if there is none.
 

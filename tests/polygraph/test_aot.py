@@ -791,5 +791,51 @@ def test_results_on_a_gpu(name, tmp_path):
         same(*map(cupy.asnumpy, (a, b)))
 
 
+ON_GPU = """
+    import sys
+    class Nothing:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] in ("numba", "llvmlite", "numba_cuda"):
+                raise ImportError(f"{name} is not there")
+    sys.meta_path.insert(0, Nothing())
+    import cupy, numpy as np
+    from rtxarr.polygraph import load
+    from rtxarr.polygraph.codegen import _nvrtc
+    def nothing(*args, **kwargs):
+        raise RuntimeError("there is no compiler")
+    cupy.cuda.compiler.compile_using_nvrtc = _nvrtc.compile_text = nothing
+    loaded = load(sys.argv[1])
+    x = cupy.asarray(np.load(sys.argv[2]))
+    for _ in range(3):
+        x = loaded(x)
+    np.save(sys.argv[3], cupy.asnumpy(x))
+    assert not {"numba", "llvmlite"} & set(sys.modules)
+"""
+
+
+@pytest.mark.gpu
+def test_process_without_compilers_loads_a_program_on_a_gpu(tmp_path):
+    cupy = pytest.importorskip("cupy")
+
+    def layers(x):
+        for k in range(5):
+            x = faults.softmax(x * (k + 1)) + x.sum(axis=0)
+        return x
+
+    x = some(37, 600)
+    on_gpu = cupy.asarray(x)
+    options = {"architectures": [f"sm_{cupy.cuda.Device().compute_capability}"]}
+    fused, _ = roundtrip(layers, (on_gpu,), tmp_path / "f", "cuda", **options)
+    np.save(tmp_path / "x.npy", x)
+    names = [str(tmp_path / name) for name in ("f", "x.npy", "out.npy")]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ON_GPU), *names], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for _ in range(3):
+        on_gpu = fused(on_gpu)
+    same(np.load(tmp_path / "out.npy"), cupy.asnumpy(on_gpu))
+
+
 def _flat(x):
     return x if isinstance(x, (tuple, list)) else [x]

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -532,6 +533,9 @@ def test_nothing_is_compared_in_a_capture(monkeypatch):
     assert done.n_checked == 0
 
 
+# ------------------------------------------------------------------------------------- on a GPU
+
+
 @pytest.mark.gpu
 def test_captured_step_takes_the_new_kernel_on_a_gpu():
     cupy = pytest.importorskip("cupy")
@@ -555,3 +559,90 @@ def test_captured_step_takes_the_new_kernel_on_a_gpu():
     done.rollback()
     assert bool((step(x) == want).all())
     assert step.n_captures == n + 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", KERNELS)
+def test_planted_faults_are_refused_on_a_gpu(name, tmp_path, on_chip):
+    cupy = pytest.importorskip("cupy")
+    on_chip(name)
+    function, arguments = KERNELS[name]
+    arguments = tuple(map(cupy.asarray, arguments))
+    faults_are_refused(name, fuse(function), arguments, tmp_path / "journal", cupy.asnumpy)
+
+
+def faults_are_refused(name, fused, arguments, journal, to_numpy):
+    """Let in what the back end writes, and nothing that is spoilt but by the order of threads."""
+    want = results(fused(*arguments), to_numpy)
+    (slot,) = slots_of(fused)
+    backend = slot.program.backend
+    text = backend.source(slot.loops)
+    texts = {f[1]: faults.planted(text, *f[2:]) for f in faults.FAULTS if f[0] == name}
+    texts = {what: t for what, t in texts.items() if what not in faults.FATAL_ON_A_GPU}
+    assert not {what for what, t in texts.items() if t in (None, text)}
+    with ThreadPoolExecutor(8) as pool:
+        built = pool.map(lambda t: backend.build_text(slot.loops, t), texts.values())
+        kernels = dict(zip(texts, built, strict=True))
+    options = {"calls": [arguments], "max_slowdown": None, "journal": journal}
+    accepted = set()
+    for what, kernel in kernels.items():
+        try:
+            patch(fused, slot.name, kernel, **options).rollback()
+        except Refused:
+            continue
+        accepted.add(what)
+    assert accepted <= faults.OF_TIMING | faults.UNSEEN_ON_A_GPU
+    assert same(results(fused(*arguments), to_numpy), want)
+    patch(fused, slot.name, f"{text}\n// another\n", **options)
+    assert same(results(fused(*arguments), to_numpy), want)
+
+
+def results(found, to_numpy):
+    return [to_numpy(x) for x in (found if isinstance(found, tuple) else (found,))]
+
+
+def same(found, want):
+    return all(a.tobytes() == b.tobytes() for a, b in zip(found, want, strict=True))
+
+
+@pytest.mark.gpu
+def test_thousand_swaps_under_four_threads_on_a_gpu():
+    cupy = pytest.importorskip("cupy")
+    xs = [np.random.default_rng(k).standard_normal((4, 33)).astype("float32") for k in range(4)]
+    xs = list(map(cupy.asarray, xs))
+    thousand_swaps(xs, lambda: cupy.cuda.Stream(non_blocking=True), cupy.cuda.Device().synchronize)
+
+
+def thousand_swaps(xs, stream, synchronize):
+    """Swap two builds of one kernel while threads, each on a stream of its own, use it."""
+    fused = fuse(lambda x: faults.softmax(x * 2) + 1)
+    want = [fused(x) for x in xs]
+    (slot,) = slots_of(fused)
+    first, backend = slot.kernel, slot.program.backend
+    other = backend.build_text(slot.loops, backend.source(slot.loops) + "// another\n")
+    synchronize()
+    stop, wrong, counts = threading.Event(), [], [0] * len(xs)
+
+    def work(k):
+        with stream():
+            while not stop.is_set():
+                if not bool((fused(xs[k]) == want[k]).all()):
+                    wrong.append(k)
+                counts[k] += 1
+                time.sleep(0)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(len(xs))]
+    for t in threads:
+        t.start()
+    options = dict(calls=[(xs[0],)], edges=False, canary=10, check_every=3, **quick)
+    try:
+        for _ in range(500):
+            patch(fused, "kernel0", other, **options).rollback()
+    finally:
+        stop.set()
+        for t in threads:
+            t.join()
+    assert not wrong
+    assert min(counts) > 0
+    assert slot.kernel is first
+    assert slot.program._values["kernel0"] is first
