@@ -183,6 +183,8 @@ _kinds = kinds(
     SimpleNamespace(quantile=_quantile, log=_core.log, bounded=_bounded),
 )
 
+KINDS = frozenset(_kinds)
+
 
 def stream_words(offset: int, n: int, *, key: np.uint64, stream: np.uint64) -> np.ndarray:
     """Return words ``offset`` to ``offset + n - 1`` of a stream, as uint64."""

@@ -8,9 +8,10 @@ functions of it.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import Any, NamedTuple
@@ -27,11 +28,13 @@ from rtxarr.polygraph._admission import index_buffers
 from rtxarr.polygraph._aot_data import NotSaved
 from rtxarr.polygraph._aot_kind import FORMAT, cpu_levels, kind_of
 from rtxarr.polygraph._backends import input_strides
+from rtxarr.polygraph._draws import Place
 from rtxarr.polygraph._ir import Graph, Node
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph._program import Program, Step
 from rtxarr.polygraph._record import SCALARS, Recording, fetch
 from rtxarr.polygraph._trace import Captured, Concretization, ScalarSource
+from rtxarr.random import Generator, default_generator
 
 __all__ = ["ArraySpec", "Bundle", "aot"]
 
@@ -98,7 +101,8 @@ def aot(
     Parameters
     ----------
     fused : Fused
-        Its arguments may be arrays, numbers, strings, None, and tuples, lists and dicts of them.
+        Its arguments may be arrays, numbers, generators of random numbers, strings, None, and
+        tuples, lists and dicts of them.
     signatures : sequence of tuple or dict
         Arguments, by place or by name, for each kind to compile for: arrays or an
         :class:`ArraySpec` in their place; numbers, which may vary later, of the type they will be.
@@ -120,13 +124,14 @@ def aot(
     Raises
     ------
     NotSaved
-        Where the function draws random numbers, calls what is not part of this library, or gives
-        objects that are no arrays and numbers.
+        Where the function calls what is not part of this library, changes what it finds, or gives
+        objects that are no arrays and numbers. A step of :func:`rtxarr.jit` is refused.
 
     Notes
     -----
     Arrays and numbers that the function finds elsewhere than in its arguments, such as parameters,
-    are saved as they are now.
+    are saved as they are now; generators of random numbers with the place at which they stand, but
+    for the default one, which is that of the process that loads the file.
 
     Examples
     --------
@@ -157,10 +162,11 @@ def aot(
     }
     parts: dict[str, bytes] = {}
     arrays: dict[int, tuple[str, Any]] = {}  # by id: the part's name, and the array
+    generators: list[Generator] = []
     programs, about = [], {}
     for target in targets:
         writer = writers[target]()
-        made = [_Saved(fused, call, target, writer, arrays) for call in calls]
+        made = [_Saved(fused, call, target, writer, arrays, generators) for call in calls]
         parts |= writer.parts()
         about[target] = writer.about()
         programs += [saved.description() for saved in made]
@@ -172,6 +178,7 @@ def aot(
         "name": getattr(fused, "__name__", "function"),
         "mode": fused.mode,
         "targets": about,
+        "generators": [None if g is default_generator() else g.state_dict() for g in generators],
         "programs": programs,
     }
     return Bundle(header, parts)
@@ -206,13 +213,19 @@ def _host(array: Any) -> np.ndarray:
 class _Saved:
     """A program for one kind of arguments, and what is saved of it."""
 
-    def __init__(self, fused: Any, call: tuple, target: str, writer: Any, arrays: dict) -> None:
+    def __init__(
+        self, fused: Any, call: tuple, target: str, writer: Any, arrays: dict, generators: list
+    ) -> None:
         leaves, self.structure = _flat(call)
+        # Others stand for generators, so that one which the function finds too is another.
+        leaves = [Generator(0) if isinstance(x, Generator) else x for x in leaves]
         self.leaves = leaves
         self.target = target
         self.arrays = arrays
-        xp = _device._device_namespace(_device.Device("cuda" if target == "cuda" else "cpu", 0))
-        with no_grad():
+        self.generators = generators
+        kind = "cuda" if target == "cuda" else "cpu"
+        xp = _device._device_namespace(_device.Device(kind, 0))
+        with no_grad(), _assumed(kind):
             self.recording, self.by_value = _recorded(fused._function, leaves, self.structure, xp)
         recording = self.recording
         nodes, self.outputs = recording.outputs(recording.result)
@@ -251,9 +264,18 @@ class _Saved:
             contiguous = array.flags.c_contiguous
             strides = None if contiguous else list(array.strides)
             return ["array", name, array.dtype.name, list(array.shape), strides]
-        if isinstance(source, int):
-            return ["leaf", source]
-        raise NotSaved("a function that draws random numbers cannot be saved")
+        if isinstance(source, Place):
+            return ["draw", *self._generator(source.generator), source.kind, source.n]
+        return ["leaf", source]
+
+    def _generator(self, generator: Generator) -> tuple[str, int]:
+        """Return where a generator is to be found: among the arguments, or in the file."""
+        for i, x in enumerate(self.leaves):
+            if x is generator:
+                return "leaf", i
+        if not any(g is generator for g in self.generators):
+            self.generators.append(generator)
+        return "saved", next(i for i, g in enumerate(self.generators) if g is generator)
 
     def _output(self, output: Any) -> dict:
         source = output.source
@@ -269,6 +291,18 @@ class _Saved:
             "tensor": bool(output.tensor),
             "scalar": bool(output.scalar),
         }
+
+
+@contextlib.contextmanager
+def _assumed(kind: str) -> Iterator[None]:
+    """Take a device of a kind for the current one, whether or not there is such a device."""
+    device = _device.device()
+    found = device if device.kind == kind else _device.Device(kind, 0)
+    token = _device._entered.set((*_device._entered.get(), (found, None)))
+    try:
+        yield
+    finally:
+        _device._entered.reset(token)
 
 
 def _recorded(function: Callable, leaves: Sequence, structure: Any, xp: Any) -> tuple:

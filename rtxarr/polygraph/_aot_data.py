@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from rtxarr import dtypes  # noqa: F401  (makes bfloat16 known to NumPy)
+from rtxarr.kernels import philox
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph import _trace
+from rtxarr.polygraph._draws import draw_at
 
 _CONTAINERS = {"tuple": tuple, "list": list}
 
@@ -169,7 +171,7 @@ def function_of(name: str) -> Callable:
 def check_attrs(op: str, attrs: tuple) -> None:
     """See that the attributes of an operation are such as it has: some become text."""
     if op == "call":
-        check_call(attrs[0], attrs[1])
+        check_call(*attrs)
         return
     if op == "constant":
         good = len(attrs) == 1 and isinstance(attrs[0], np.generic)
@@ -188,13 +190,19 @@ def _are_ints(x: Any) -> bool:
     return all(map(_are_ints, x)) if type(x) is tuple else type(x) is int
 
 
-def check_call(function: Any, options: tuple) -> None:
-    """See that a call is of one of the library's functions of arrays."""
+def check_call(function: Any, options: tuple, results: tuple) -> None:
+    """See that a call is of one of the library's functions of arrays, or draws as many numbers."""
     inner = getattr(function, "function", function)  # it may come with some of its arguments
     name = dict(options).get("name")
     if _name(inner) == "rtxarr.polygraph._calls:library":
         is_ufunc = isinstance(getattr(np, str(name), None), np.ufunc)
         good = is_ufunc or _LIBRARY.fullmatch(str(name)) is not None
+    elif inner is draw_at:
+        given = dict(options)
+        dtype, n, params = given.pop("dtype"), given.pop("n"), given.pop("params")
+        good = given.keys() == {"kind", "shift"} and type(given["shift"]) is int
+        good = good and given["kind"] in philox.KINDS and results == ((dtype, (n,)),)
+        good = good and all(isinstance(x, (int, float, np.number)) for x in params)
     else:
         good = _name(inner) == "rtxarr.polygraph._indexing:put" or hasattr(inner, "__wrapped__")
     if not good:

@@ -10,8 +10,9 @@ import numpy as np
 from rtxarr import _device
 from rtxarr.autograd import Tensor
 from rtxarr.polygraph import _aot_data as data
+from rtxarr.random import Generator
 
-FORMAT = 1
+FORMAT = 2
 
 _NUMBERS = {"float": float, "int": int, "complex": complex}
 _LEVELS = {
@@ -37,8 +38,8 @@ def cpu_levels() -> list[str]:
 class Kind(NamedTuple):
     """What of an argument is part of the key of a program.
 
-    ``kind`` is "array", "tensor", "scalar" (NumPy's), "number" (which may vary) or "value" (which
-    is part of the program).
+    ``kind`` is "array", "tensor", "scalar" (NumPy's), "generator", "number" (which may vary) or
+    "value" (which is part of the program).
     """
 
     kind: str
@@ -54,12 +55,16 @@ class Kind(NamedTuple):
             return ["number", self.dtype]
         if self.kind == "value":
             return ["value", self.value]
+        if self.kind == "generator":
+            return ["generator"]
         strides = None if self.strides is None else list(self.strides)
         return [self.kind, self.dtype.name, list(self.shape or ()), strides]
 
     def __str__(self) -> str:
         if self.kind in ("number", "value"):
             return str(self.dtype if self.kind == "number" else self.value)
+        if self.kind == "generator":
+            return "Generator"
         return f"{self.dtype.name}{list(self.shape or ())}"
 
 
@@ -69,6 +74,8 @@ def kind_of(x: Any, by_value: bool) -> Kind:
         return _of_array("tensor", x.data)
     if isinstance(x, np.generic):
         return Kind("scalar", x.dtype, ())
+    if isinstance(x, Generator):
+        return Kind("generator")
     if _device.is_array(x):
         return _of_array("array", x)
     name = type(x).__name__
@@ -93,6 +100,8 @@ def read_kind(x: Any, target: str) -> Kind:
         return Kind("number", rest[0])
     if kind == "value":
         return Kind("value", value=str(rest[0]))
+    if kind == "generator":
+        return Kind("generator")
     if kind not in ("array", "tensor", "scalar"):
         raise ValueError(f"not a kind of arguments: {kind!r}")
     dtype, shape, strides = rest

@@ -10,8 +10,9 @@ import functools
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from rtxarr import _device
 from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr.autograd._tape import mark_changed
 from rtxarr.autograd._tree import flatten, unflatten
+from rtxarr.kernels import philox
 from rtxarr.polygraph import _aot_data as data
 from rtxarr.polygraph import _bundle, _cpu_memory
 from rtxarr.polygraph import _index as ix
@@ -35,6 +37,7 @@ from rtxarr.polygraph._call_text import (
     result_words,
     some_overlap,
 )
+from rtxarr.polygraph._draws import Place
 from rtxarr.polygraph._interpret import RULES
 from rtxarr.polygraph._ir import CONTROL, VIEWS, Graph, Node
 from rtxarr.polygraph._loops import Buffer, Loops
@@ -43,6 +46,7 @@ from rtxarr.polygraph._record import Output
 from rtxarr.polygraph._scalar import NAMES
 from rtxarr.polygraph._schedule import EAGER, Group
 from rtxarr.polygraph._trace import Captured, ScalarSource
+from rtxarr.random import Generator, default_generator
 
 __all__ = ["BundleError", "Loaded", "load"]
 
@@ -112,12 +116,27 @@ def _loaded(path: Any, header: dict, parts: dict, target: str | None) -> Loaded:
     if unknown:
         raise ValueError(f"programs for {unknown}")
     arrays: dict[str, Any] = {}
+    generators = list(map(_generator, header["generators"]))
     cases = [
-        _Case(case, makers[case["target"]], parts, arrays)
+        _Case(case, makers[case["target"]], parts, arrays, generators)
         for case in header["programs"]
         if case["target"] in makers
     ]
-    return Loaded(str(header["name"]), cases)
+    if any(case.draws and not case.on_numpy for case in cases) and not find_spec("numba_cuda"):
+        raise BundleError(
+            f"{path} draws random numbers on a GPU, by kernels that numba-cuda compiles, and there "
+            "is none here: install numba-cuda"
+        )
+    return Loaded(str(header["name"]), cases, generators)
+
+
+def _generator(state: dict | None) -> Generator:
+    """Return the default generator, or a new one that stands where a saved one stood."""
+    if state is None:
+        return default_generator()
+    made = Generator(0)
+    made.load_state_dict(state)
+    return made
 
 
 class Loaded:
@@ -127,11 +146,16 @@ class Loaded:
     ----------
     programs : list
         One for each kind of arguments.
+    generators : list of Generator
+        Those that the function finds and draws from, in the order in which it first does so. They
+        begin where they stood when the function was saved; the default generator is this
+        process's own.
     """
 
-    def __init__(self, name: str, cases: list[_Case]) -> None:
+    def __init__(self, name: str, cases: list[_Case], generators: list[Generator]) -> None:
         self.__name__ = name
         self.programs = cases
+        self.generators = generators
         self._programs: dict[tuple, list[_Case]] = {}
         for case in cases:
             self._programs.setdefault(case.key, []).append(case)
@@ -200,10 +224,21 @@ class Loaded:
         return "\n".join(lines)
 
 
+class _Draw(NamedTuple):
+    """An input that says where a draw begins: of a generator, or of the argument of that number."""
+
+    generator: Generator | int
+    kind: str
+    n: int
+    on_numpy: bool
+
+
 class _Case:
     """A program for one kind of arguments."""
 
-    def __init__(self, case: dict, maker: Any, parts: dict, arrays: dict) -> None:
+    def __init__(self, case: dict, maker: Any, parts: dict, arrays: dict, generators: list) -> None:
+        self.on_numpy = case["target"] != "cuda"
+        self.generators = generators
         structure = data.decode_structure(case["structure"])
         kinds = [read_kind(x, case["target"]) for x in case["leaves"]]
         if data.n_leaves(structure) != len(kinds):
@@ -214,6 +249,7 @@ class _Case:
         numbers = [data.index_of(i, len(kinds)) for i in case["numbers"]]
         n = len(numbers)
         sources = [self._source(s, n, maker, parts, arrays) for s in case["sources"]]
+        self.draws = any(isinstance(s, _Draw) for s in sources)
         guards = [
             (data.checked_expression(e, n), data.decode(value)) for e, value in case["guards"]
         ]
@@ -245,8 +281,15 @@ class _Case:
         if numbers:
             lines.append(f"    a = {''.join(f'L[{i}], ' for i in numbers)}")
         lines += guard_lines(guards, names)
-        arrays = []
+        arrays, places = [], []
+        names["Place"] = Place
         for i, source in enumerate(sources):
+            if isinstance(source, _Draw):  # last, when it is certain that the program will run
+                generator, *rest = source
+                names[f"g{i}_"] = generator
+                word = f"L[{generator}]" if isinstance(generator, int) else f"g{i}_"
+                places.append(f"    x{i} = Place({word}, {', '.join(map(repr, rest))}).reserve()")
+                continue
             if isinstance(source, ScalarSource):
                 names[f"d{i}"] = source.dtype.type
                 lines.append(f"    x{i} = d{i}({source.expression})")
@@ -269,6 +312,7 @@ class _Case:
                 for other in arrays:
                     if other != i and (other not in written or other > i):
                         lines.append(f"    if overlap(x{i}, x{other}): return OVERLAP")
+        lines += places
         lines.append(f"    r = program({', '.join(f'x{i}' for i in range(len(sources)))})")
         names["changed"] = mark_changed
         for i in written:
@@ -287,6 +331,8 @@ class _Case:
             return ScalarSource(data.checked_expression(rest[0], n), data.dtype_of(rest[1]))
         if kind == "constant":
             return Captured(data.decode(rest[0]))
+        if kind == "draw":
+            return self._draw(*rest)
         if kind != "array":
             raise ValueError(f"not a source: {kind!r}")
         name, dtype, shape, strides = rest
@@ -295,12 +341,27 @@ class _Case:
             arrays[name] = maker.to_device(array)
         return Captured(arrays[name])
 
+    def _draw(self, where: str, number: int, kind: str, n: int) -> _Draw:
+        generator: Generator | int
+        if where == "leaf":
+            generator = data.index_of(number, len(self.kinds))
+            good = self.kinds[generator].kind == "generator"
+        else:
+            generator = self.generators[data.index_of(number, len(self.generators))]
+            good = where == "saved"
+        if not good or kind not in philox.KINDS:
+            raise ValueError(f"not a draw: {where!r} {kind!r}")
+        return _Draw(generator, kind, data.index_of(n, 1 << 62), self.on_numpy)
+
     def _check(self, node: Node, source: Any) -> None:
         """See that an input is of the dtype and shape that the program takes it for."""
+        shape: tuple[int, ...] | None
         if isinstance(source, ScalarSource):
             dtype, shape = source.dtype, ()
         elif isinstance(source, Captured):
             dtype, shape = source.array.dtype, source.array.shape
+        elif isinstance(source, _Draw):
+            dtype, shape = np.dtype(np.uint64), (3,)
         else:
             dtype, shape = self.kinds[source].dtype, self.kinds[source].shape
         if (dtype, shape) != (node.dtype, node.shape):

@@ -70,7 +70,7 @@ class Draws:
             if (target.kind == "cpu") is not self._trace.on_numpy:
                 raise Concretization(f"it draws numbers on {target}, where its arrays are not")
             options = (("kind", kind), ("n", n), ("dtype", dtype), ("params", params))
-            (node,) = ir.call(_draw, (place,), (*options, ("shift", shift)), [(dtype, (n,))])
+            (node,) = ir.call(draw_at, (place,), (*options, ("shift", shift)), [(dtype, (n,))])
             return self._trace.fresh(node)
 
         return draw
@@ -85,7 +85,8 @@ class Draws:
         self._before.clear()
 
 
-def _draw(place: Any, *, kind: str, n: int, dtype: Any, params: tuple, shift: int) -> Any:
+def draw_at(place: Any, *, kind: str, n: int, dtype: Any, params: tuple, shift: int) -> Any:
+    """Return numbers of a stream from where an input says that a draw begins."""
     if is_device_array(place) or _SIMULATING:
         return philox.fill_from_memory(kind, n, dtype, params, place=place, shift=shift)
     offset, stream, key = place

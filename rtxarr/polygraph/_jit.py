@@ -19,6 +19,7 @@ from rtxarr.autograd._capture_errors import Unsettled
 from rtxarr.autograd._tape import Leaf, Node, mark_changed, raw
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._aot_data import NotSaved
 from rtxarr.polygraph._backends import input_strides, program_for
 from rtxarr.polygraph._call_text import call_text, result_words
 from rtxarr.polygraph._draws import Place
@@ -104,6 +105,14 @@ class Jitted(Fused):
         if on_gpu or _device.device().kind == "cuda":
             return self._captured(*args, **kwargs)
         return super().__call__(*args, **kwargs)
+
+    def aot(self, signatures: Sequence[tuple | dict], **options: Any) -> Any:
+        """Raise :class:`rtxarr.polygraph.NotSaved`: what a step changes is of this process."""
+        raise NotSaved(
+            "a step of rx.jit cannot be saved: the parameters, gradients and optimizers that it "
+            "changes are objects of this process; save rx.fuse of a function that takes what it "
+            "changes as arrays and gives the new ones, or of the model alone"
+        )
 
     def _new(self, *call: Any) -> Any:
         if self._captured is not None and self._captured.is_recording:
