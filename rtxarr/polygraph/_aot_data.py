@@ -178,7 +178,7 @@ def check_attrs(op: str, attrs: tuple) -> None:
     elif op in ir.TRANSFORMS:
         *sizes, norm = attrs
         good = _are_ints(tuple(sizes)) and norm in ("backward", "ortho", "forward", "none")
-    elif op == "segment_reduce":
+    elif op in ("segment_reduce", "scatter_reduce"):
         good = len(attrs) == 1 and attrs[0] in ir.SEGMENTS
     else:
         good = _are_ints(attrs)

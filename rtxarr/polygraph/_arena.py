@@ -40,8 +40,8 @@ _BY_PLACE = operator.itemgetter(0)
 
 # Operations that the interpreter runs without giving memory of their sources.
 _NEW = frozenset(
-    ("matmul", "gather", "take_along", "concat", "update", "scatter_add", "cast", *SCANS)
-)
+    """matmul gather take_along concat update scatter_add scatter_reduce cast""".split()
+).union(SCANS)
 
 
 @dataclass(frozen=True)

@@ -246,6 +246,12 @@ def _segment_reduce(xp, node, values, indptr):
     return xp.reshape(getattr(_segment, f"segment_{op}")(rows, indptr), node.shape)
 
 
+def _scatter_reduce(xp, node, index, values):
+    from rtxarr.kernels.scatter import scatter_reduce
+
+    return scatter_reduce(node.attrs[0], index, values, node.shape[0])
+
+
 # ----------------------------------------------------------------- products, transforms, calls
 
 
@@ -332,6 +338,7 @@ RULES: dict[str, Callable] = {
     "scatter_add": _scatter_add,
     "spread": _spread,
     "segment_reduce": _segment_reduce,
+    "scatter_reduce": _scatter_reduce,
     "matmul": _matmul,
     "call": _call,
     "cond": _cond,

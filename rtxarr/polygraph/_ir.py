@@ -18,6 +18,7 @@ view             reshape, broadcast, permute, slice   (), (), (axes,), (starts, 
 index            concat, update, gather, take_along,  (axis,), (starts, steps), (axis,), (axis,),
                  scatter_add                          (axis,)
 segment          segment_reduce, spread               (op,), ()
+scatter          scatter_reduce                       (op,)
 product          matmul                               ()
 transform        fft, ifft, rfft, irfft               (axes, lengths, norm)
 call             call, item                           (function, options), (number,)
@@ -26,7 +27,8 @@ control          cond, while_loop, scan, item         graphs, numbers; (number,)
 
 ``spread`` and ``segment_reduce`` take the row pointers of a CSR matrix: ``spread(x, indptr)`` gives
 each edge the row of its destination, ``segment_reduce(values, indptr)`` reduces the edges of each.
-A sparse product is ``segment_reduce(weights * gather(x, indices), indptr)``.
+A sparse product is ``segment_reduce(weights * gather(x, indices), indptr)``. ``scatter_reduce``
+takes the row that each value goes to.
 """
 
 from __future__ import annotations
@@ -316,6 +318,15 @@ def segment_reduce(op: str, values: Node, indptr: Node) -> Node:
     return make(
         "segment_reduce", (values, indptr), (op,), values.dtype, (n_rows, *values.shape[1:])
     )
+
+
+def scatter_reduce(op: str, index: Node, values: Node, n_rows: int) -> Node:
+    """Return the reduction of the rows of a matrix that go to each row, which ``index`` names.
+
+    Rows that nothing goes to are those of ``segment_reduce``. Maxima and minima do not depend on
+    the order of what they are of.
+    """
+    return make("scatter_reduce", (index, values), (op,), values.dtype, (n_rows, values.shape[1]))
 
 
 # ------------------------------------------------------------------- products, transforms, calls

@@ -33,7 +33,6 @@ _RULES: dict[str, Callable] = {}
 _ORDERS: dict[str, Callable[[ir.Node, int], tuple[int, ...] | None]] = {}
 _GIVE_NEW = frozenset(
     (
-        "rtxarr.kernels.scatter.scatter_reduce",
         "rtxarr.ops._activated._activated_linear",
         "rtxarr.ops._activated._gated_product",
         "rtxarr.ops._attention._attention",
@@ -116,8 +115,8 @@ def _spmm(function, values, dense, indptr, indices, *, order=None, rows=None):
 
 @_rule("kernels.scatter.scatter_reduce")
 def _scatter_reduce(function, op, index, values, n_rows):
-    result = values.dtype, (n_rows, values.shape[1])
-    return _call(function, (op, index, values, n_rows), {}, [result])[0]
+    sources = as_array(index).node, as_array(values).node
+    return current().fresh(ir.scatter_reduce(op, *sources, n_rows))
 
 
 @_rule("kernels.product.segment_product")

@@ -12,16 +12,21 @@ from typing import Any
 import numpy as np
 
 from rtxarr.dtypes import bfloat16
+from rtxarr.polygraph import _ir
 from rtxarr.polygraph._elementwise import (
     as_array,
     cast,
+    cast_node,
     elementwise,
     kind_of,
+    loop_of,
+    operand,
     stored,
     tensor_of,
     where,
     where_dtype,
 )
+from rtxarr.polygraph._indexing import wrapped
 from rtxarr.polygraph._ir import REPEATED
 from rtxarr.polygraph._trace import Tracer, concretization
 
@@ -52,7 +57,7 @@ def array_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, kwargs: dict) -> An
         a, b = map(as_array, inputs)
         inputs, method = (a.reshaped((*a.shape, *(1,) * b.ndim)), b), "__call__"
     if method == "at":
-        raise concretization(f"np.{ufunc.__name__}.at")
+        return _write_extrema(ufunc, *inputs)
     kwargs = {k: v for k, v in kwargs.items() if v is not None and v != "same_kind" and v != "K"}
     kwargs.pop("subok", None)
     if method != "__call__" or kwargs:
@@ -85,6 +90,26 @@ def _call_ufunc(ufunc, inputs, dtype):
     if ufunc.__name__ == "vecdot":
         return _namespace().vecdot(*inputs)
     return elementwise(ufunc, *inputs)
+
+
+_EXTREMA = {np.maximum: "max", np.minimum: "min"}
+
+
+def _write_extrema(ufunc: np.ufunc, x: Any, index: Any, *values: Any) -> None:
+    """Do ``ufunc.at(x, index, values)`` where its order does not matter: at a list of rows."""
+    x, values = as_array(x), tuple(map(tensor_of, values))
+    *_, result = loop_of(ufunc, (x.dtype, *map(kind_of, values)))
+    if ufunc not in _EXTREMA or x.ndim == 0 or result != x.dtype or x.dtype.kind in "bc":
+        raise concretization(f"np.{ufunc.__name__}.at")
+    if isinstance(index, (tuple, slice, int)) or as_array(index).dtype.kind not in "iu":
+        raise concretization(f"np.{ufunc.__name__}.at with an index that is no list of rows")
+    rows = wrapped(as_array(index), x.shape[0]).node
+    shape = (*rows.shape, *x.shape[1:])
+    sent = _ir.broadcast(cast_node(operand(values[0], result), result), shape)
+    sent = _ir.reshape(sent, (rows.size, x.size // x.shape[0] if x.size else 0))
+    rows = _ir.reshape(rows, (rows.size,))
+    found = _ir.scatter_reduce(_EXTREMA[ufunc], rows, sent, x.shape[0])
+    x.write(_ir.map_node(ufunc.__name__, x.node, _ir.reshape(found, x.shape)))
 
 
 _REDUCTIONS = {ufunc: op for op, ufunc in REPEATED.items()}

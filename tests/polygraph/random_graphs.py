@@ -44,7 +44,7 @@ class Maker:
     def step(self):
         kind = self.rng.choice(
             ["unary", "binary", "binary", "where", "reduce", "reduce", "view", "view", "normalize"]
-            + ["concat", "update", "gather", "matmul", "constant", "iota", "scan"]
+            + ["concat", "update", "gather", "matmul", "constant", "iota", "scan", "scatter"]
         )
         return getattr(self, kind)(self.pick())
 
@@ -151,6 +151,18 @@ class Maker:
         axis = self.rng.randrange(x.ndim)
         index = self.input((self.rng.randint(1, 6),), "int64", high=x.shape[axis])
         return ir.gather(x, index, axis)
+
+    def scatter(self, x):
+        """Give what is greatest or least of the rows that go to each row, and of a number."""
+        if x.ndim < 1 or not x.size:
+            return self.unary(x)
+        rows = ir.reshape(x, (x.shape[0], x.size // x.shape[0]))
+        n_rows = self.rng.randint(1, 5)
+        index = self.input((x.shape[0],), "int64", high=n_rows)
+        op = self.rng.choice(("max", "min"))
+        out = ir.scatter_reduce(op, index, rows, n_rows)
+        limit = ir.broadcast(ir.constant(-2 if op == "max" else 2, self.dtype), out.shape)
+        return ir.map_node("maximum" if op == "max" else "minimum", out, limit)
 
     def matmul(self, x):
         if x.ndim != 2:

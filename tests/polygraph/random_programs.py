@@ -209,6 +209,7 @@ class Random:
                 self._view,
                 self._join,
                 self._gather,
+                self._scatter,
                 self._write,
                 self._write,
                 self._write,
@@ -439,6 +440,25 @@ class Random:
             self._add(f"v{i}[{words}]", lambda v: v[i][index], i)
         else:
             self._add(f"np.take(v{i}, {words})", lambda v: np.take(v[i], index, axis=0), i)
+
+    def _scatter(self):
+        """Write the greater or the less of what is there and of what goes to a list of rows."""
+        i, j = self._some("iufV"), self._some("iufV", array=False)
+        x = None if i is None else self.values[i]
+        if j is None or not isinstance(x, np.ndarray) or not x.size or not x.flags.writeable:
+            return
+        y, ndim = self.values[j], x.ndim
+        # NumPy casts what it writes as it likes.
+        if not x.ndim or (y.dtype != x.dtype if hasattr(y, "dtype") else x.dtype.kind != "f"):
+            return
+        f = self.pick([np.maximum, np.minimum])
+        index = self.rng.integers(-x.shape[0], x.shape[0], self.pick([(4,), (2, 2)])).tolist()
+
+        def step(v):
+            f.at(v[i], index, v[j][:1] if getattr(v[j], "ndim", 0) == ndim else v[j])
+            v[i] += 0  # which of 0.0 and -0.0 is the greater depends on the processor
+
+        self._add(f"(np.{f.__name__}.at(v{i}, {index}, v{j}[:1]))", step)
 
     def _copy(self):
         i = self._some(exact=False)
