@@ -1,4 +1,4 @@
-"""GPU kernels of running sums and products: along rows, shared by threads, and along columns."""
+"""GPU kernels of running sums, products, extrema: along rows, shared by threads, and columns."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from rtxarr._device import _SIMULATING, cuda
 from rtxarr.kernels._rows import Plan, bounded, rows_of
 from rtxarr.kernels._vector import access, by_offset, lift
+from rtxarr.kernels.segment import identity
 
 # Threads that exchange values without a barrier; a few in the simulator, so that blocks have more.
 WARP = 2 if _SIMULATING else 32
@@ -25,9 +26,21 @@ def _multiply(a, b):
     return a * b
 
 
+@cuda.jit(device=True)
+def _greater(a, b):  # NaN wins, then the first of equals
+    return a if a >= b or a != a else b
+
+
+@cuda.jit(device=True)
+def _less(a, b):
+    return a if a <= b or a != a else b
+
+
 def operation_of(op: str, scalar: Any) -> tuple[Any, Any]:
     """Return the operation on two numbers of a type, and what leaves the other as it is."""
     is_complex = np.dtype(scalar).kind == "c"
+    if op in ("max", "min"):
+        return (_greater if op == "max" else _less), scalar(identity(op, np.dtype(scalar)))
     if op == "sum":  # 0.0 would change the sign of -0.0
         return _add, scalar(complex(-0.0, -0.0) if is_complex else -0.0)
     if not is_complex:

@@ -1,4 +1,4 @@
-"""Running sums and products along one axis of an array on a GPU, in a fixed order."""
+"""Running sums, products and extrema along one axis of an array on a GPU, in a fixed order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rtxarr._device import _SIMULATING, launch, namespace, runs_kernels
 from rtxarr.dtypes import accumulator, is_half
 from rtxarr.kernels.segment import can_be_wide, row_by_row
 
-__all__ = ["fits", "scan"]
+__all__ = ["fits", "running_extrema", "scan"]
 
 _DTYPES = ("float32", "float64", "complex64", "complex128", "int64", "uint64")
 
@@ -35,9 +35,9 @@ def scan(op: str, x: Any, *, axis: int) -> Any:
 
     Parameters
     ----------
-    op : {"sum", "prod"}
+    op : {"sum", "prod", "max", "min"}
     x : array of a floating or complex type, int64 or uint64, on a GPU
-        Half types are accumulated in float32 and rounded once.
+        Half types are accumulated in float32 and rounded once. Complex numbers have no extrema.
     axis : int, not negative
         Where ``x`` is a flipped view, so is the result: nothing is copied then.
 
@@ -49,6 +49,8 @@ def scan(op: str, x: Any, *, axis: int) -> Any:
     ------
     ValueError
         When ``op`` or ``axis`` is none of these.
+    TypeError
+        When extrema of complex numbers are asked for.
 
     Notes
     -----
@@ -56,8 +58,10 @@ def scan(op: str, x: Any, *, axis: int) -> Any:
     once, and twice where one block a row would not keep a GPU busy; an array that begins between
     multiples of 16 bytes is copied before. Nothing waits for the GPU.
     """
-    if op not in ("sum", "prod"):
-        raise ValueError(f"op must be 'sum' or 'prod', got {op!r}")
+    if op not in ("sum", "prod", "max", "min"):
+        raise ValueError(f"op must be 'sum', 'prod', 'max' or 'min', got {op!r}")
+    if op in ("max", "min") and x.dtype.kind == "c":
+        raise TypeError(f"{op!r} takes real numbers, got {x.dtype}")
     if not 0 <= axis < x.ndim:
         raise ValueError(f"axis must be from 0 to {x.ndim - 1}, got {axis}")
     xp = namespace(x)
@@ -68,15 +72,52 @@ def scan(op: str, x: Any, *, axis: int) -> Any:
     flat = row_by_row(xp.flip(x, axis=axis) if reverse else x)
     if (is_half(dtype) or dtype == np.float32) and not can_be_wide(flat, 0):
         flat = flat.copy()  # elsewhere in memory the order would be another
+    turn = None
     if dtype == np.uint64:  # sums and products have the same bits
         flat = flat.view(np.int64)
+        if op in ("max", "min"):  # the order of the others is that of numbers less 2**63
+            turn = np.int64(-(2**63))
+            flat = flat ^ turn
     n_columns = math.prod(shape[axis + 1 :])
     if n_columns == 1:
         out = _along_rows(xp, op, flat, n, reverse)
     else:
         out = _along_columns(xp, op, flat, n, n_columns, reverse)
+    if turn is not None:
+        out = out ^ turn
     out = xp.reshape(out.view(dtype), shape)
     return xp.flip(out, axis=axis) if reverse else out
+
+
+def running_extrema(op: str, x: Any, *, axis: int) -> Any:
+    """Give the largest or the least of each element and all before it, of any array's library.
+
+    Parameters
+    ----------
+    op : {"max", "min"}
+    x : array of real numbers or bools
+    axis : int, not negative
+
+    Returns
+    -------
+    array, shape and dtype of ``x``
+        NaN wins.
+    """
+    xp, dtype = namespace(x), x.dtype
+    if runs_kernels(x):
+        wide = dtype if fits(x, dtype) else np.dtype(np.int64)
+        return xp.astype(scan(op, xp.astype(x, wide, copy=False), axis=axis), dtype, copy=False)
+    if isinstance(x, np.ndarray):
+        return (np.maximum if op == "max" else np.minimum).accumulate(x, axis=axis)
+    combine = xp.maximum if op == "max" else xp.minimum
+    before: Any = (slice(None),) * axis
+    apart = 1
+    while apart < x.shape[axis]:  # each is combined with what lies so far before it
+        first, later = (*before, slice(None, apart), ...), (*before, slice(apart, None), ...)
+        earlier = (*before, slice(None, -apart), ...)
+        x = xp.concat([x[first], combine(x[earlier], x[later])], axis=axis)
+        apart *= 2
+    return x
 
 
 def _along_rows(xp: Any, op: str, flat: Any, n: int, reverse: bool) -> Any:

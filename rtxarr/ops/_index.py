@@ -181,13 +181,14 @@ def along_axis_key(xp, indices, x_shape, axis):
     return tuple(key)
 
 
-def _take_along_rule(g, indices, x_shape, axis):
+def take_along_axis_gradient(g, indices, x_shape, axis):
+    """Add ``g`` to zeros where ``take_along_axis`` took it from."""
     xp = namespace(indices)
     key = along_axis_key(xp, indices, x_shape, axis % len(x_shape))
     return _index_add_zeros(g, key, x_shape)
 
 
-take_along_axis.defvjps(x=_take_along_rule)
+take_along_axis.defvjps(x=take_along_axis_gradient)
 
 
 def set_item(tensor, key, value):

@@ -10,7 +10,8 @@ import numpy as np
 from rtxarr._device import is_device_array, namespace, runs_kernels
 from rtxarr.autograd._op import differentiable, nondifferentiable
 from rtxarr.autograd._tape import raw
-from rtxarr.kernels.scan import fits, scan
+from rtxarr.dtypes import isdtype
+from rtxarr.kernels.scan import fits, running_extrema, scan
 from rtxarr.kernels.small import leading_sum
 from rtxarr.ops._check import check_number
 from rtxarr.ops._elementwise import astype, exp, isnan, where
@@ -32,6 +33,8 @@ __all__ = [
     "all",
     "any",
     "count_nonzero",
+    "cumulative_max",
+    "cumulative_min",
     "cumulative_prod",
     "cumulative_sum",
     "diff",
@@ -286,12 +289,89 @@ def _cumulative_prod_rule(g, x, axis, include_initial):
 cumulative_prod.defvjps(x=_cumulative_prod_rule)
 
 
+def _running_extremum(op, x, axis):
+    if not isdtype(x.dtype, ("integral", "real floating")):
+        raise TypeError(f"x must hold real numbers, got {x.dtype}")
+    axis = only_axis(axis, x.ndim)
+    traced = getattr(namespace(x), f"cumulative_{op}", None)
+    return running_extrema(op, x, axis=axis) if traced is None else traced(x, axis=axis)
+
+
+_EXTREMUM_DOC = """
+
+    Parameters
+    ----------
+    x : array or Tensor
+        Of real numbers.
+    axis : int, optional
+        May be left out for a 1-D array.
+
+    Returns
+    -------
+    array or Tensor, shape and dtype of ``x``
+        NaN wins. The first element of those that are equal gets the gradient.
+
+    Raises
+    ------
+    TypeError
+        When ``x`` holds bools or complex numbers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rtxarr as rx
+    >>> rx.cumulative_{}(np.asarray([2, 3, 1, 5]))
+    array({})
+"""
+
+
+@differentiable
+def cumulative_max(x, /, *, axis=None):
+    """Give the largest element so far along one axis."""
+    return _running_extremum("max", x, axis)
+
+
+@differentiable
+def cumulative_min(x, /, *, axis=None):
+    """Give the least element so far along one axis."""
+    return _running_extremum("min", x, axis)
+
+
+def _cumulative_extremum_rule(g, out, x_shape, axis):
+    """Give each gradient to where the result was first what it is."""
+    from rtxarr.ops._index import take_along_axis_gradient
+
+    axis = only_axis(axis, len(x_shape))
+    out = raw(out)
+    xp = namespace(out)
+    before, after = part_along(out, axis, None, -1), part_along(out, axis, 1, None)
+    is_new = before != after
+    if not isdtype(out.dtype, "integral"):
+        is_new = is_new & (before == before)  # after a NaN nothing is
+    places = xp.arange(1, x_shape[axis]) if x_shape[axis] else xp.arange(0)
+    places = xp.reshape(places, (-1, *(1,) * (len(x_shape) - axis - 1)))
+    first = xp.zeros_like(part_along(out, axis, None, 1), dtype=xp.int64)
+    changes = xp.where(is_new, xp.astype(places, xp.int64), xp.zeros((), dtype=xp.int64))
+    index = cumulative_max(xp.concat([first, changes], axis=axis), axis=axis)
+    return take_along_axis_gradient(g, index, x_shape, axis)
+
+
+for _function, _shown in ((cumulative_max, "[2, 3, 3, 5]"), (cumulative_min, "[2, 2, 1, 1]")):
+    _function.defvjps(x=_cumulative_extremum_rule)
+    _function.__doc__ += _EXTREMUM_DOC.format(
+        _function.__name__.removeprefix("cumulative_"), _shown
+    )
+del _function, _shown
+
+
 def _runs(mask, x_shape, axis):
     return namespace(mask).any(mask, axis=only_axis(axis, len(x_shape)), keepdims=True)
 
 
 cumulative_sum.defrows(_runs)
 cumulative_prod.defrows(_runs)
+cumulative_max.defrows(_runs)
+cumulative_min.defrows(_runs)
 
 
 @differentiable

@@ -157,8 +157,12 @@ def _reduce(xp, node, x):
 
 def _scan(xp, node, x):
     (axis,) = node.attrs
+    op = node.op.removeprefix("cumulative_")
+    if op in ("max", "min"):
+        out = scan.running_extrema(op, x, axis=axis)
+        return out.copy() if is_device_array(x) and not out.flags.c_contiguous else out
     if scan.fits(x, x.dtype):  # CuPy's order varies between runs
-        out = scan.scan(node.op.removeprefix("cumulative_"), x, axis=axis)
+        out = scan.scan(op, x, axis=axis)
         return out if out.flags.c_contiguous else out.copy()
     return getattr(xp, node.op)(x, axis=axis, dtype=x.dtype)
 

@@ -13,7 +13,7 @@ leaf             constant                             (value,): a NumPy scalar; 
 leaf             iota                                 (axis,): the index along that axis
 map              those of ``MAPS``, cast              (); sources have the shape of the result
 reduce           those of ``REDUCES``                 (axes,): removed from the shape
-scan             cumulative_sum, cumulative_prod      (axis,)
+scan             cumulative_sum, _prod, _max, _min    (axis,)
 view             reshape, broadcast, permute, slice   (), (), (axes,), (starts, steps)
 index            concat, update, gather, take_along,  (axis,), (starts, steps), (axis,), (axis,),
                  scatter_add                          (axis,)
@@ -87,7 +87,7 @@ REPEATED = {
     "all": "logical_and",
 }
 REDUCES = frozenset(("sum", "prod", "max", "min", "any", "all", "argmax", "argmin"))
-SCANS = frozenset(("cumulative_sum", "cumulative_prod"))
+SCANS = frozenset(f"cumulative_{op}" for op in ("sum", "prod", "max", "min"))
 VIEWS = frozenset(("reshape", "broadcast", "permute", "slice"))
 SEGMENTS = frozenset(("sum", "mean", "max", "min"))
 CONTROL = frozenset(("cond", "while_loop", "scan"))
@@ -215,7 +215,7 @@ def reduce_node(op: str, x: Node, axes: Iterable[int]) -> Node:
 
 
 def scan_node(op: str, x: Node, axis: int) -> Node:
-    """Return running sums or products along an axis, in the dtype of ``x``."""
+    """Return running sums, products or extrema along an axis, in the dtype of ``x``."""
     return make(op, (x,), (axis,), x.dtype, x.shape)
 
 

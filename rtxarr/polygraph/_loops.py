@@ -89,7 +89,7 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class Scan:
-    """Running sums or products (``op`` "sum", "prod") along ``c`` of the value ``of``.
+    """What ``op`` ("sum", "prod", "max", "min") gives along ``c`` of the values ``of`` so far.
 
     Later phases have ``name`` for each element, as a statement "scanned". If ``backwards``, the
     last element comes first. Of kernels of kind "rows" alone.

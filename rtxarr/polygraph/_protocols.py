@@ -28,6 +28,7 @@ from rtxarr.polygraph._elementwise import (
 )
 from rtxarr.polygraph._indexing import wrapped
 from rtxarr.polygraph._ir import REPEATED
+from rtxarr.polygraph._reduce import running_extremum
 from rtxarr.polygraph._trace import Tracer, concretization
 
 
@@ -52,6 +53,13 @@ def array_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, kwargs: dict) -> An
         name = "cumulative_sum" if ufunc is np.add else "cumulative_prod"
         axis = inputs[1] if len(inputs) > 1 else kwargs.get("axis", 0)
         result = getattr(_namespace(), name)(inputs[0], axis=axis, dtype=dtype)
+        return stored(outs[0] if outs else None, result)
+    if method == "accumulate" and ufunc in _EXTREMA and not kwargs.keys() - {"axis"}:
+        axis = operator.index(inputs[1] if len(inputs) > 1 else kwargs.get("axis", 0))
+        x = as_array(inputs[0])
+        if (x.dtype if dtype is None else np.dtype(dtype)).kind == "c":
+            raise concretization(f"np.{ufunc.__name__}.accumulate of complex numbers")
+        result = running_extremum(_EXTREMA[ufunc], x, axis, dtype)
         return stored(outs[0] if outs else None, result)
     if method == "outer" and ufunc.nin == 2:
         a, b = map(as_array, inputs)

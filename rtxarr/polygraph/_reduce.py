@@ -203,6 +203,26 @@ def cumulative_sum(x, /, *, axis=None, dtype=None, include_initial=False):
     return _running("cumulative_sum", x, axis, dtype, 0 if include_initial else None)
 
 
+def running_extremum(op: str, x: Any, axis: Any, dtype: Any = None) -> Tracer:
+    """Return the largest ("max") or least ("min") so far along an axis, in the dtype of ``x``."""
+    x = as_array(x) if dtype is None else cast(as_array(x), dtype)
+    (axis,) = axes_of(axis, x.ndim)
+    of_bools = x.dtype == BOOL
+    node = _ir.cast(x.node, np.dtype(np.uint8)) if of_bools else x.node
+    out = current().fresh(_ir.scan_node(f"cumulative_{op}", node, axis))
+    return cast(out, BOOL) if of_bools else out
+
+
+def cumulative_max(x, /, *, axis):
+    """Return the largest element so far along one axis."""
+    return running_extremum("max", x, axis)
+
+
+def cumulative_min(x, /, *, axis):
+    """Return the least element so far along one axis."""
+    return running_extremum("min", x, axis)
+
+
 def cumulative_prod(x, /, *, axis=None, dtype=None, include_initial=False):
     """Return the running products along one axis."""
     return _running("cumulative_prod", x, axis, dtype, 1 if include_initial else None)

@@ -55,6 +55,11 @@ CASES = {
     "copysign": binary("copysign", (X, Y)),
     "cos": unary("cos", X, COMPLEX),
     "cosh": unary("cosh", X),
+    "cumulative_max": [
+        (lambda x: rx.cumulative_max(x, axis=1), (X,)),
+        (lambda x: rx.cumulative_max(rx.sin(3 * x), axis=0), (X,)),
+    ],
+    "cumulative_min": [(lambda x: rx.cumulative_min(x, axis=-1), (X,))],
     "cumulative_prod": [
         (lambda x: rx.cumulative_prod(x, axis=1), (X,)),
         (lambda x: rx.cumulative_prod(x, include_initial=True), (np.array([1.5, 0.0, 2.0, 0.3]),)),

@@ -373,6 +373,11 @@ def scan_cases():
     for name in ("float64", "complex64", "complex128", "int64"):
         variants.append(("prod", name, 1_000_000, False, False))
     variants.append(("sum", "complex64", 100, False, False))
+    variants += [
+        ("max", "float32", 1_000_000, True, False),
+        ("min", "int64", 1_000_000, False, False),
+    ]
+    variants.append(("max", "float16", 100, True, False))
     for i, (op, name, n, wide, loose) in enumerate(variants):
         dtype, values, reverse = dtype_of(name), (name, 1, "C"), i % 2 == 1
         ends = ("float32" if name in ("float16", "bfloat16") else name, 1, "C")

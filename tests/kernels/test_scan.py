@@ -1,4 +1,4 @@
-"""Running sums and products on a device, against NumPy in the widest type."""
+"""Running sums, products and extrema on a device, against NumPy in the widest type."""
 
 import ml_dtypes
 import numpy as np
@@ -61,6 +61,12 @@ def make(op, shape, dtype, seed=0):
     """Give numbers whose running sums and products no type has to round, as far as can be."""
     rng = np.random.default_rng(seed)
     dtype, n = np.dtype(dtype), int(np.prod(shape))
+    if op in ("max", "min"):  # which only grow for long where large ones are rare
+        x = np.exp(rng.exponential(size=shape)) * rng.choice([-1, 1], shape)
+        if dtype.kind in "iu":
+            return (x * 1e6).astype(np.int64).view(np.uint64).astype(dtype)
+        x[rng.random(shape) < 0.5 / max(shape)] = np.nan
+        return x.astype(dtype)
     if op == "prod":
         choices = [1, -1, 1j, -1j] if dtype.kind == "c" else [1, -1]
         if dtype.kind == "u":
@@ -73,6 +79,8 @@ def make(op, shape, dtype, seed=0):
 
 
 def reference(op, x, axis):
+    if op in ("max", "min"):
+        return (np.maximum if op == "max" else np.minimum).accumulate(x, axis=axis)
     kind = x.dtype.kind
     wide = {"c": np.complex128, "i": np.int64, "u": np.uint64}.get(kind, np.float64)
     run = np.cumsum if op == "sum" else np.cumprod
@@ -86,6 +94,8 @@ def run(op, x, axis, place):
 
 CASES = [("sum", d) for d in DTYPES]
 CASES += [("prod", d) for d in ("float32", ml_dtypes.bfloat16, "complex64", "uint64")]
+CASES += [("max", d) for d in ("float32", "float64", "float16", "int64", "uint64")]
+CASES += [("min", d) for d in ("float32", ml_dtypes.bfloat16, "uint64")]
 
 
 @pytest.mark.parametrize("op, dtype", CASES, ids=[f"{op}-{np.dtype(d).name}" for op, d in CASES])
@@ -98,7 +108,9 @@ def test_values(place, op, dtype):
         assert_close(got, want, exact=True)
 
 
-@pytest.mark.parametrize("op, dtype", [("sum", "float32"), ("sum", "float16"), ("prod", "float64")])
+@pytest.mark.parametrize(
+    "op, dtype", [("sum", "float32"), ("sum", "float16"), ("prod", "float64"), ("max", "int64")]
+)
 def test_flipped_views_are_scanned_backwards_without_a_copy(place, op, dtype):
     for shape, axis in shapes(place):
         x = make(op, shape, dtype)
@@ -263,6 +275,23 @@ def test_functions_and_their_gradients(place, dtype):
     assert_close(x.grad, want, exact=True)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "uint64", "float16", "float32"])
+def test_extrema_of_every_type_and_their_gradients(place, dtype):
+    x = make("max", (3, 29), "float64").astype("float32")
+    x = np.clip(np.nan_to_num(x), 0, 99).astype(dtype)
+    for name, f in (("max", np.maximum), ("min", np.minimum)):
+        run = getattr(rx, f"cumulative_{name}")
+        got = run(_device.to_device(x, place), axis=1)
+        assert_close(_device.to_device(got, "cpu"), f.accumulate(x, axis=1), exact=True)
+        if np.dtype(dtype).kind != "f":
+            continue
+        tensor = rx.Tensor(_device.to_device(x, place), requires_grad=True)
+        rx.sum(run(tensor, axis=1)).backward()
+        first = np.array([[row.tolist().index(v) for v in f.accumulate(row)] for row in x])
+        want = np.stack([np.bincount(row, minlength=29) for row in first])
+        assert_close(_device.to_device(tensor.grad, "cpu"), want.astype(dtype), exact=True)
+
+
 def test_types_of_functions(place):
     x = _device.to_device(np.asarray([3, 4, 5], np.int8), place)
     assert_close(rx.cumulative_prod(x), np.asarray([3, 12, 60]), exact=True)
@@ -271,6 +300,11 @@ def test_types_of_functions(place):
     assert_close(got, np.asarray([1, 3, 12, 60], "float32"), exact=True)
     with pytest.raises(ValueError, match="axis must be given for an array of 0 dimensions"):
         rx.cumulative_sum(x[0, ...])
+    for wrong in (np.ones(3, bool), np.ones(3, "complex64")):
+        with pytest.raises(TypeError, match="x must hold real numbers, got"):
+            rx.cumulative_max(_device.to_device(wrong, place))
+    with pytest.raises(TypeError, match="'min' takes real numbers, got complex64"):
+        scan("min", _device.to_device(np.ones(3, "complex64"), place), axis=0)
 
 
 @pytest.mark.gpu
@@ -287,6 +321,9 @@ def test_fused_scans_have_the_bits_of_eager_ones(dtype):
     assert_close(
         rx.fuse(lambda x: rx.cumulative_sum(x, axis=0))(x), scan("sum", x, axis=0), exact=True
     )
+    if dtype != "complex64":
+        g = lambda x: rx.cumulative_max(rx.cumulative_min(x, axis=0)[:, ::-1], axis=1)  # noqa: E731
+        assert_close(rx.fuse(g)(x), g(x), exact=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:-1], ids=lambda d: np.dtype(d).name)

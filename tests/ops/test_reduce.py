@@ -107,6 +107,24 @@ def test_cumulative_functions(xp, axis):
     assert_close(rx.diff(got, axis=axis), X)
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_cumulative_extrema(xp, axis):
+    for x in (X, np.rint(9 * X).astype(int), np.where(np.arange(X.shape[-1]) == 1, np.nan, X)):
+        x = np.concatenate([x] * 5, axis=axis)
+        for name, f in (("max", np.maximum), ("min", np.minimum)):
+            got = getattr(rx, f"cumulative_{name}")(xp.asarray(x), axis=axis)
+            assert_close(got, f.accumulate(x, axis=axis), exact=True)
+    assert rx.cumulative_max(xp.asarray(np.zeros((0, 3))), axis=axis % 2).shape == (0, 3)
+
+
+def test_the_first_of_equals_gets_the_gradient_of_cumulative_extrema():
+    x = rx.Tensor(np.array([2.0, 1.0, 2.0, 3.0, np.nan, 3.0, np.nan]), requires_grad=True)
+    rx.sum(rx.cumulative_max(x) * np.arange(1.0, 8.0)).backward()
+    assert_close(x.grad, [1 + 2 + 3, 0, 0, 4, 5 + 6 + 7, 0, 0])
+    with pytest.raises(ValueError, match="axis must be given for an array of 2"):
+        rx.cumulative_min(np.ones((2, 2)))
+
+
 def test_logsumexp_values(xp):
     big = np.array([[1000.0, 1000.0], [-np.inf, -np.inf], [np.inf, 1.0], [-1000.0, 0.0]])
     want = [1000 + np.log(2), -np.inf, np.inf, 0.0]

@@ -11,6 +11,7 @@ import numpy as np
 from rtxarr._device import namespace
 from rtxarr.polygraph import _index, _interpret
 from rtxarr.polygraph import _ir as ir
+from rtxarr.polygraph._ir import REPEATED
 
 
 def memory(array):
@@ -118,7 +119,7 @@ def reduce(op, values, dtype, result):
 def running(scan, values):
     """Return running totals along the last axis."""
     order = slice(None, None, -1 if scan.backwards else 1)
-    accumulate = {"sum": np.add, "prod": np.multiply}[scan.op].accumulate
+    accumulate = getattr(np, REPEATED[scan.op]).accumulate
     return accumulate(values[:, order], axis=-1, dtype=scan.dtype)[:, order]
 
 

@@ -104,7 +104,7 @@ class Maker:
         before, after = self.rng.choice(((0, 0), (0, 0), (1, 1), (1, 0), (0, 1)))
         if before:
             small = ir.slice_node(small, ends, steps, x.shape)
-        op = self.rng.choice(("cumulative_sum", "cumulative_sum", "cumulative_prod"))
+        op = f"cumulative_{self.rng.choice(('sum', 'sum', 'prod', 'max', 'min'))}"
         out = ir.scan_node(op, small, axis)
         return ir.slice_node(out, ends, steps, x.shape) if after else out
 

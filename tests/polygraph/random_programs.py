@@ -362,14 +362,18 @@ class Random:
         i = self._some("biufV")
         if i is None or not getattr(self.values[i], "ndim", 0):
             return
-        f = self.pick([np.cumsum, np.cumsum, np.cumprod])
+        f = self.pick([np.cumsum, np.cumsum, np.cumprod, np.maximum, np.minimum])
+        word = f"np.{f.__name__}"
+        if f in (np.maximum, np.minimum):  # of 0.0 and -0.0 any may be the greater
+            word, accumulate = f"0 + {word}.accumulate", f.accumulate
+            f = lambda x, axis: accumulate(x, axis=axis) + 0  # noqa: E731
         first, last = self.pick([(1, 1), (1, 1), (-1, -1), (-1, 1), (1, -1)])
         axis = -1 if self.rng.random() < 0.8 else 0
         if axis == 0:
             first = last = 1
         exact = self.device and self.values[i].dtype.kind in "fV"
         made = f"np.clip(np.rint(v{i} + v{i}), -1, 1)" if exact else f"(v{i} + v{i})"
-        word = f"np.{f.__name__}({made}[..., ::{first}], {axis=})[..., ::{last}]"
+        word = f"{word}({made}[..., ::{first}], {axis=})[..., ::{last}]"
 
         def step(v):
             x = np.clip(np.rint(v[i] + v[i]), -1, 1) if exact else v[i] + v[i]

@@ -52,6 +52,60 @@ def test_bits_are_those_of_numpy(name, dtype, shape):
         same(rx.fuse(g), g, x, steps=1)
 
 
+@pytest.mark.parametrize("op", ["maximum", "minimum"])
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d not in ("float16", "complex64")])
+@pytest.mark.parametrize("shape", [(3, 7), (40, 33), (2, 5, 1000), (300,)])
+def test_extrema(op, dtype, shape):
+    f, x = getattr(np, op).accumulate, some(shape, dtype)
+    if x.dtype.kind == "f":
+        x[..., 3] = np.nan
+        x.reshape(-1, shape[-1])[0] = np.where(np.arange(shape[-1]) % 3, 0.0, -0.0)
+    for g in (
+        lambda x: f(x * x, axis=-1) * x,
+        lambda x: (
+            f((x * x)[..., ::-1], axis=-1)[..., ::-1] & x if dtype == "bool" else f(x, -1) + x
+        ),
+        lambda x: f(x[..., ::-1], axis=x.ndim - 1) * x,
+    ):
+        same(rx.fuse(g), g, x, steps=1)
+
+
+def test_extrema_of_other_types_and_axes():
+    for dtype in ("float16", rx.bfloat16):
+        x = some((6, 5), dtype)
+
+        def f(x):
+            return np.minimum.accumulate(np.maximum.accumulate(x * 2), axis=1, dtype=x.dtype)
+
+        fused = rx.fuse(f)
+        assert fused(x).tobytes() == f(x).tobytes()
+        assert not fused.reasons
+    fused = rx.fuse(lambda x, out: np.maximum.accumulate(x, out=out))
+    x, out = some((4, 3)), np.empty((4, 3), "f4")
+    assert np.array_equal(fused(x, out), np.maximum.accumulate(x))
+    assert np.array_equal(out, np.maximum.accumulate(x))
+    assert not fused.reasons
+    fused = rx.fuse(np.maximum.accumulate)
+    with pytest.warns(RuntimeWarning, match="accumulate of complex numbers"):
+        x = some((4, 3), "complex64")
+        assert np.array_equal(fused(x), np.maximum.accumulate(x))
+
+
+def test_gradients_of_extrema():
+    def f(t):
+        top = rx.cumulative_max(rx.sin(t), axis=-1) - rx.cumulative_min(t * t, axis=0)
+        return rx.sum(top**3)
+
+    def twice(t):
+        return rx.grad(lambda t: rx.sum(rx.grad(f)(t) ** 2))(t)
+
+    x = np.round(some((20, 33), "float64"), 1)  # with ties
+    for g in (f, rx.grad(f), twice):
+        fused = rx.fuse(g)
+        assert_close(fused(x), g(x), exact=True)
+        assert not fused.reasons
+
+
 def test_signs_of_zeros_and_what_is_not_a_number():
     x = np.array([[-0.0, -0.0, 1.0, np.inf, -np.inf, 2.0], [-0.0, np.nan, 1, 2, 3, 4]])
 

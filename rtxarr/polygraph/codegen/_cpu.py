@@ -72,7 +72,7 @@ def scan_refusal(scans: Sequence[tuple[str, np.dtype]], rows: int, cols: int) ->
     return ""
 
 
-_SCANNED = {"cumulative_sum": "add", "cumulative_prod": "multiply"}
+_SCANNED = {f"cumulative_{op}": REPEATED[op] for op in ("sum", "prod", "max", "min")}
 
 
 def halves(n: int, most: int, unit: int) -> tuple[list[int], list[int]]:

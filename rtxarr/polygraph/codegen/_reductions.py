@@ -63,7 +63,7 @@ _LEAST = {"int8": -(2**7), "int16": -(2**15), "int32": "(-2147483647 - 1)"}
 _LEAST["int64"] = "(i64)((u64)1 << 63)"
 
 
-def _extreme(dtype: np.dtype, *, least: bool) -> str:
+def extreme(dtype: np.dtype, *, least: bool) -> str:
     """Return the least or the greatest number of a dtype."""
     kind = ops.kind(dtype)
     if kind == "b":
@@ -87,7 +87,7 @@ def reduction(a: Accumulator) -> Reduction:
         "prod": f"{value}{{1, 0}}" if ops.kind(a.dtype) == "c" else f"({value})1",
         "any": "false",
         "all": "true",
-        "max": "" if ops.kind(a.dtype) == "c" else _extreme(a.dtype, least=True),
-        "min": "" if ops.kind(a.dtype) == "c" else _extreme(a.dtype, least=False),
+        "max": "" if ops.kind(a.dtype) == "c" else extreme(a.dtype, least=True),
+        "min": "" if ops.kind(a.dtype) == "c" else extreme(a.dtype, least=False),
     }[a.op]
     return Reduction(a.name, value, empty, a)

@@ -18,12 +18,13 @@ from rtxarr.dtypes import is_half
 from rtxarr.polygraph._loops import Accumulator, Scan
 from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._dialects import Dialect
-from rtxarr.polygraph.codegen._reductions import reduction
+from rtxarr.polygraph.codegen._reductions import extreme, reduction
 from rtxarr.polygraph.codegen._text import BATCH, Lines
 
 _HELD = 32  # registers of a thread for what stays of a row
 SLOT = 16  # bytes for what a warp's pieces come to, whatever its type
 _DTYPES = "float16 bfloat16 float32 float64 complex64 complex128 int64 uint64".split()
+_OF_EXTREMA = [*_DTYPES, "int8", "int16", "int32", "uint8", "uint16", "uint32"]
 
 
 class Order(NamedTuple):
@@ -61,6 +62,8 @@ def order_of(dtype: np.dtype, rows: int, cols: int) -> Order:
     """Return the order of an array that begins at a multiple of 16 bytes."""
     from rtxarr.kernels.scan import cut, row_plan
 
+    if dtype.kind in "iu" and dtype.itemsize < 4:  # in a register each; the library widens them
+        dtype = np.dtype(np.int32)
     has_wide = is_half(dtype) or dtype == np.float32
     wide = has_wide and cols * dtype.itemsize % 16 == 0
     plan = row_plan(cols, dtype, wide, has_wide)
@@ -95,7 +98,8 @@ def deal(words: int, order: Order) -> tuple[int, int] | None:
 def refusal(scans: Sequence[tuple[str, np.dtype]], rows: int, cols: int, *, strict: bool) -> str:
     """Return why a kernel cannot contain scans, (operation, dtype), of such rows; "" if it can."""
     for op, dtype in scans:
-        if dtype.name not in _DTYPES or (op == "cumulative_prod" and dtype.kind == "c"):
+        known = _OF_EXTREMA if op in ("cumulative_max", "cumulative_min") else _DTYPES
+        if dtype.name not in known or (op != "cumulative_sum" and dtype.kind == "c"):
             return f"there are no kernels with {op} of {dtype}"
     orders = {order_of(dtype, rows, cols) for _, dtype in scans}
     if len(orders) > 1:
@@ -113,6 +117,8 @@ def nothing(scan: Scan) -> str:
     kind, value = ops.kind(scan.dtype), ops.value(scan.dtype)
     if scan.op == "prod":
         return f"({value})1"
+    if scan.op in ("max", "min"):
+        return extreme(scan.dtype, least=scan.op == "max")
     if kind == "c":
         return f"{value}{{-0.0f, -0.0f}}"
     return f"({value})0" if kind in "iu" else f"({value})-0.0f"

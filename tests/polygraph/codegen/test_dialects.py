@@ -44,6 +44,7 @@ NAMES = [
     "float16 across (3, 33, 9)",
     "running sums",
     "running sums of halves",
+    "running extrema",
 ]
 
 

@@ -79,6 +79,15 @@ def running_shares(x):
     return ir.map_node("divide", both, reduced("sum", x, (1,)))
 
 
+def running_range(x):
+    """How far apart the greatest and the least so far are, in units of the greatest of the rest."""
+    n = x.shape[1]
+    part = (0, n - 1), (1, -1), x.shape
+    rest = ir.slice_node(ir.scan_node("cumulative_max", ir.slice_node(x, *part), 1), *part)
+    both = [ir.scan_node(f"cumulative_{op}", x, 1) for op in ("max", "min")]
+    return ir.map_node("floor_divide", ir.map_node("subtract", *both), rest)
+
+
 def of_a_part(x):
     return softmax(ir.slice_node(x, (1, 30), (1, -2), (4, 14)))
 
@@ -125,6 +134,7 @@ def cases():
     yield "long complex columns", lambda x: every_reduction(x, (0,)), (3001, 2), "complex128"
     yield "running sums", running_shares, (7, 533), "float32"
     yield "running sums of halves", running_shares, (9, 64), "float16"
+    yield "running extrema", running_range, (9, 130), "int16"
     yield "three passes", lambda x: with_gradient(x, (1,)), (11, 517), "float64"
     yield "three passes of halves", lambda x: with_gradient(x, (1,)), (11, 512), "bfloat16"
     yield "passes over columns", lambda x: with_gradient(x, (0,)), (317, 11), "float64"

@@ -164,12 +164,24 @@ def of_rows(x):
     return [running(ir.map_node("add", reduced("max", x, (1,)), reduced("min", x, (1,))))]
 
 
+def extrema(x):
+    """The greatest so far, less the least of what comes after; of integers too."""
+    after = flipped(running(flipped(x), "cumulative_min"))
+    apart = ir.map_node("subtract", running(x, "cumulative_max"), after)
+    tens = ir.cast(
+        ir.map_node("multiply", x, ir.broadcast(ir.constant(10, x.dtype), x.shape)), "int8"
+    )
+    return [apart, ir.map_node("negative", running(tens, "cumulative_max"))]
+
+
 def counted(x):
     zero = ir.broadcast(ir.constant(0, x.dtype), x.shape)
     return [running(ir.cast(ir.map_node("greater", x, zero), "int64"))]
 
 
-AROUND = {f.__name__: f for f in (top_p, normalized, several, gradient, turned, of_rows, counted)}
+AROUND = {
+    f.__name__: f for f in (top_p, normalized, several, gradient, turned, of_rows, counted, extrema)
+}
 SHAPES = [(1, 7), (5, 33), (3, 128), (70, 260), (3, 1001), (2, 4000)]
 
 
@@ -231,6 +243,31 @@ def test_few_long_rows_are_one_kernel_in_mode_fast():
     x = ir.input_node(0, "float32", (64, 20_000))
     program = Program(ir.Graph([x], top_p(x)), EmulatorBackend(mode="fast"))
     assert [s.loops.kind for s in program.steps] == ["rows"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("dialect", ["cuda", "hip", "metal"])
+def test_extrema_of_every_type(dialect):
+    dtypes = [*"int8 int16 int32 int64 uint8 uint16 uint32 uint64".split(), *DTYPES[:4]]
+    backend = EmulatorBackend(seeds=(0, 5), dialect=dialect)
+    made = []
+    for dtype, cols, op in zip(
+        map(np.dtype, dtypes), [5, 1001, 33] * 4, ["max", "min"] * 6, strict=True
+    ):
+        if dtype.name in backend.dialect.lacks:
+            continue
+        x = ir.input_node(0, dtype, (3, cols))
+        forth = running(ir.map_node("negative", x), f"cumulative_{op}")
+        back = flipped(running(flipped(forth), f"cumulative_{op}"))
+        made.append((dtype, op, Program(ir.Graph([x], [forth, back]), backend)))
+    for dtype, op, program in made:
+        assert all(s.loops is not None for s in program.steps), program.explain()
+        x = some(program.graph.inputs[0].shape, dtype, 5)
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            x = np.random.default_rng(5).integers(limits.min, limits.max, x.shape, dtype)
+        for a, b in zip(program(x), _interpret.run(program.graph, [x], np), strict=True):
+            assert a.tobytes() == b.tobytes(), (dtype, op)
 
 
 @pytest.mark.gpu
