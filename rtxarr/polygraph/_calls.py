@@ -36,7 +36,9 @@ def called(name: str, arrays: Sequence[Tracer], options: dict, results: Any = No
     nodes = _ir.call(
         library, [a.node for a in arrays], named, tuple((np.dtype(d), s) for d, s in results)
     )
-    made = tuple(current().fresh(node) for node in nodes)
+    from rtxarr.polygraph._elementwise import layout_from
+
+    made = tuple(current().fresh(n, layout_from(n.shape, *arrays)) for n in nodes)
     return made[0] if single else made
 
 

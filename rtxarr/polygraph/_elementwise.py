@@ -129,7 +129,7 @@ def cast(x: Tracer, dtype: Any) -> Tracer:
         raise concretization(f"an array of dtype {dtype}")
     if x.dtype == dtype:
         return x
-    return current().fresh_array(cast_node(x.node, dtype), _layout(x), like=x)
+    return current().fresh_array(cast_node(x.node, dtype), layout_of(x), like=x)
 
 
 def cast_node(node: _ir.Node, dtype: np.dtype) -> _ir.Node:
@@ -146,7 +146,7 @@ def loop_of(ufunc: np.ufunc, kinds: tuple) -> tuple:
     return ufunc.resolve_dtypes((*kinds, *(None,) * ufunc.nout))
 
 
-def _layout(*arrays: Any) -> Any:
+def layout_of(*arrays: Any) -> Any:
     """Return ``"C"`` if NumPy surely gives a C-contiguous result, None if that is not known."""
     shapes = {a.shape for a in arrays if isinstance(a, Tracer) and a.ndim}
     if len(shapes) > 1:
@@ -165,6 +165,13 @@ def _layout(*arrays: Any) -> Any:
     return "C"
 
 
+def layout_from(shape: tuple[int, ...], *arrays: Tracer) -> Any:
+    """Return the same for a result of this shape that is made of the arrays in another way."""
+    if sum(n != 1 for n in shape) < 2 or all(layout_of(a) == "C" for a in arrays):
+        return "C"
+    return None
+
+
 def elementwise(ufunc: np.ufunc, *args: Any) -> Tracer:
     """Return what a ufunc of one result gives, as NumPy promotes and broadcasts."""
     args = tuple(tensor_of(a) for a in args)
@@ -180,9 +187,9 @@ def elementwise(ufunc: np.ufunc, *args: Any) -> Tracer:
     *loop, result = loop_of(ufunc, kinds)
     if name in _COMPARISONS and loop[0] != loop[1]:
         nodes = [_ir.broadcast(a.node, shape) for a in args]
-        return current().fresh(_mixed_comparison(name, *nodes), _layout(*args))
+        return current().fresh(_mixed_comparison(name, *nodes), layout_of(*args))
     nodes = [_ir.broadcast(_operand(a, dtype), shape) for a, dtype in zip(args, loop, strict=True)]
-    return current().fresh(_node(name, ufunc, nodes, result, shape), _layout(*args))
+    return current().fresh(_node(name, ufunc, nodes, result, shape), layout_of(*args))
 
 
 def _operand(x: Any, dtype: np.dtype) -> _ir.Node:
@@ -290,7 +297,7 @@ def where(condition: Any, x: Any, y: Any) -> Tracer:
     shape = np.broadcast_shapes(*(a.shape for a in (condition, x, y) if isinstance(a, Tracer)))
     nodes = [cast_node(condition.node, BOOL), _operand(x, dtype), _operand(y, dtype)]
     node = _ir.map_node("where", *(_ir.broadcast(n, shape) for n in nodes))
-    return current().fresh_array(node, _layout(condition, x, y))
+    return current().fresh_array(node, layout_of(condition, x, y))
 
 
 def where_dtype(*kinds: Any) -> np.dtype:

@@ -16,6 +16,7 @@ from rtxarr.polygraph._elementwise import (
     cast,
     cast_node,
     elementwise,
+    layout_from,
     operand,
     tensor_of,
     where,
@@ -62,8 +63,8 @@ def getitem(x: Tracer, key: Any) -> Tracer:
         return x.indexed(key)
     base, places, indices, split = _prepared(x, key)
     flat, position, before, after, shape = _gathered(base, places, indices, split)
-    node = _ir.gather(flat.node, position.node, before)
-    return current().fresh(_ir.reshape(node, shape))
+    node = _ir.reshape(_ir.gather(flat.node, position.node, before), shape)
+    return current().fresh(node, layout_from(shape, x, *indices))
 
 
 def _prepared(x: Tracer, key: tuple) -> tuple[Tracer, list[int], list[Tracer], bool]:

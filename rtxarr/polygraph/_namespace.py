@@ -43,7 +43,7 @@ from rtxarr.polygraph import _fft as fft
 from rtxarr.polygraph import _ir
 from rtxarr.polygraph import _linalg as linalg
 from rtxarr.polygraph._calls import called
-from rtxarr.polygraph._elementwise import as_array, cast_node, elementwise, where
+from rtxarr.polygraph._elementwise import as_array, cast_node, elementwise, layout_from, where
 from rtxarr.polygraph._indexing import wrapped
 from rtxarr.polygraph._linalg import matmul, matrix_transpose, tensordot, vecdot
 from rtxarr.polygraph._reduce import (
@@ -335,7 +335,8 @@ def concat(arrays, /, *, axis=0):
             "all the input array dimensions except for the concatenation axis must match"
         )
     dtype = maps.where_dtype(*(a.dtype for a in found))
-    return current().fresh(_ir.concat([cast_node(a.node, dtype) for a in found], axis))
+    node = _ir.concat([cast_node(a.node, dtype) for a in found], axis)
+    return current().fresh(node, layout_from(node.shape, *found))
 
 
 def stack(arrays, /, *, axis=0):
@@ -357,7 +358,7 @@ def unstack(x, /, *, axis=0):
 
 def roll(x, /, shift, *, axis=None):
     """Shift the elements along axes, those pushed out coming back at the other end."""
-    x = as_array(x)
+    x = given = as_array(x)
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), shift, axis=0), x.shape)
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
@@ -371,7 +372,7 @@ def roll(x, /, shift, *, axis=None):
             x = concat(
                 (x[(*before, slice(-n, None), ...)], x[(*before, slice(None, -n), ...)]), axis=a
             )
-    return x.snapshot()
+    return current().fresh(x.node, layout_from(x.shape, given))
 
 
 def tile(x, repetitions, /):

@@ -10,7 +10,14 @@ import numpy as np
 
 from rtxarr import dtypes
 from rtxarr.polygraph import _ir
-from rtxarr.polygraph._elementwise import BOOL, as_array, cast, cast_node, elementwise
+from rtxarr.polygraph._elementwise import (
+    BOOL,
+    as_array,
+    cast,
+    cast_node,
+    elementwise,
+    layout_from,
+)
 from rtxarr.polygraph._trace import Tracer, current
 
 _FLOAT32 = np.dtype(np.float32)
@@ -26,7 +33,7 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
 def _result(node: _ir.Node, x: Tracer, axes: tuple, keepdims: bool) -> Tracer:
     if keepdims:
         node = _ir.reshape(node, tuple(1 if i in axes else n for i, n in enumerate(x.shape)))
-    return current().fresh(node)
+    return current().fresh(node, layout_from(node.shape, x))
 
 
 def _sum_dtype(dtype: np.dtype) -> np.dtype:
@@ -138,7 +145,7 @@ def _over(x: Tracer, count: float) -> Tracer:
         wide = x.dtype
     number = _ir.broadcast(_ir.constant(count, np.dtype(wide)), x.shape)
     out = _ir.map_node("divide", _ir.cast(x.node, np.dtype(wide)), number)
-    return current().fresh(_ir.cast(out, x.dtype))
+    return current().fresh(_ir.cast(out, x.dtype), layout_from(x.shape, x))
 
 
 def _floating(x: Tracer) -> Tracer:
@@ -195,7 +202,7 @@ def _running(op: str, x: Any, axis: Any, dtype: Any, start: int | None) -> Trace
         shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
         first = _ir.broadcast(_ir.constant(start, result), shape)
         node = _ir.concat((first, node), axis)
-    return current().fresh(node)
+    return current().fresh(node, layout_from(node.shape, x))
 
 
 def cumulative_sum(x, /, *, axis=None, dtype=None, include_initial=False):
@@ -209,7 +216,8 @@ def running_extremum(op: str, x: Any, axis: Any, dtype: Any = None) -> Tracer:
     (axis,) = axes_of(axis, x.ndim)
     of_bools = x.dtype == BOOL
     node = _ir.cast(x.node, np.dtype(np.uint8)) if of_bools else x.node
-    out = current().fresh(_ir.scan_node(f"cumulative_{op}", node, axis))
+    node = _ir.scan_node(f"cumulative_{op}", node, axis)
+    out = current().fresh(node, layout_from(node.shape, x))
     return cast(out, BOOL) if of_bools else out
 
 

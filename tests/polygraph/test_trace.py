@@ -290,3 +290,36 @@ def test_attributes():
         assert repr(x) == "Tracer(float64, shape=(3, 4))"
         assert isinstance(x, Tracer)
         assert [row.shape for row in x] == [(4,)] * 3
+
+
+LAID_OUT = {
+    "sum": lambda x: np.sum(x, axis=0),
+    "mean": lambda x: x.mean(0, keepdims=True),
+    "max": lambda x: np.max(x, axis=0),
+    "var": lambda x: x.var(0),
+    "cumsum": lambda x: np.cumsum(x, axis=1),
+    "accumulate": lambda x: np.maximum.accumulate(x, axis=0),
+    "concatenate": lambda x: np.concatenate([x, x], axis=0),
+    "stack": lambda x: np.stack([x, x]),
+    "index": lambda x: x[[0, 1, 1]],
+    "roll": lambda x: np.roll(x, 1, 0),
+    "sort": lambda x: np.sort(x, axis=0),
+    "take": lambda x: np.take(x, [0, 1], axis=0),
+    "copy": lambda x: x.copy(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*may share memory with a reshape")
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_a_reshape_is_a_view_where_numpy_gives_one(name, order):
+    def f(x):
+        y = LAID_OUT[name](x)
+        z = y.reshape(-1)
+        y[...] = 7
+        return z
+
+    x = np.arange(24.0).reshape(2, 3, 4).copy(order)
+    fused = rx.fuse(f)
+    np.testing.assert_array_equal(fused(x), f(x))
+    assert order == "F" or not fused.reasons
