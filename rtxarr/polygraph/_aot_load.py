@@ -294,7 +294,8 @@ class _Case:
                 names[f"d{i}"] = source.dtype.type
                 lines.append(f"    x{i} = d{i}({source.expression})")
                 continue
-            arrays.append(i)
+            if i not in self.program.graph.scalars:
+                arrays.append(i)
             if isinstance(source, Captured):
                 names[f"x{i}"] = source.array
             else:

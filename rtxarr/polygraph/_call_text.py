@@ -73,7 +73,11 @@ def call_text(recording: Recording, leaves: Sequence, updates: Sequence) -> tupl
             data = ".data" if isinstance(leaves[source], Tensor) else ""
             lines.append(f"    x{i} = L[{source}]{data}")
     arguments = [f"x{i}" for i in range(len(trace.sources))]
-    arrays = [i for i, s in enumerate(trace.sources) if not isinstance(s, (ScalarSource, Place))]
+    arrays = [
+        i
+        for i, s in enumerate(trace.sources)
+        if not isinstance(s, Place) and not recording.is_scalar(s)
+    ]
     written = [number for number, _ in updates]
     if updates:
         lines.insert(1, "    moved = False")

@@ -362,6 +362,8 @@ class Program:
         """Return what a node is called in the text; constants and counters are made at first."""
         if node.op == "constant" and in_kernel:
             return self._refer("c", node.attrs[0])
+        if node.op == "input" and not in_kernel and node.attrs[0] in self.graph.scalars:
+            return f"{self._refer('number', _number)}(x{node.attrs[0]}, {self._like()})"
         if node not in self._names:
             if node.op in ("constant", "iota"):
                 self._names[node] = f"{self._refer(node.op, _Leaf(node))}.array({self._like()})"
@@ -370,7 +372,9 @@ class Program:
         return self._names[node]
 
     def _like(self) -> str:
-        return "x0" if self.graph.inputs else ""
+        """Return the text of an array among the inputs, or of a number if there is none."""
+        arrays = [i for i in range(len(self.graph.inputs)) if i not in self.graph.scalars]
+        return f"x{[*arrays, 0][0]}" if self.graph.inputs else ""
 
     def _refer(self, word: str, value: Any) -> str:
         """Return a name by which the text can refer to ``value``."""
@@ -401,6 +405,13 @@ class _Leaf:
 
     def array(self, *like: Any) -> Any:
         return _interpret.evaluate(self._node, (), namespace(*like))
+
+
+def _number(value: Any, like: Any) -> Any:
+    """Return a number that operations take, as an array where the program's arrays are."""
+    if isinstance(like, (np.ndarray, np.generic)):
+        return value
+    return namespace(like).full((), value, dtype=value.dtype)
 
 
 class _NothingFused:

@@ -400,6 +400,7 @@ def own(xp: Any, value: Any, *others: Any) -> Any:
     """Return an output as memory of its own, apart from ``others``, that can be written."""
     fixed = value.size > 1 and 0 in value.strides
     fixed = fixed or isinstance(value, np.ndarray) and not value.flags.writeable
-    if fixed or any(xp.may_share_memory(value, other) for other in others):
+    arrays = [x for x in others if not isinstance(x, np.generic)]  # numbers are in no memory
+    if fixed or any(xp.may_share_memory(value, x) for x in arrays):
         return xp.asarray(value, copy=True, order="C")
     return value

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
+from rtxarr.polygraph import _call_text
+from rtxarr.polygraph._record import own
 
 from .fused import assert_same, check
 
@@ -544,3 +546,32 @@ def test_reductions_of_what_is_the_same_everywhere(dtype):
         ]
 
     check(f, np.ones((5, 7), "f4"))
+
+
+def test_results_are_held_apart_from_arrays_alone():
+    class Library:
+        """As CuPy, which looks at no numbers."""
+
+        @staticmethod
+        def may_share_memory(a, b):
+            assert not isinstance(b, np.generic)
+            return np.may_share_memory(a, b)
+
+        asarray = staticmethod(np.asarray)
+
+    x = np.ones(3)
+    assert own(Library, x, np.float64(2)) is x
+    assert not np.may_share_memory(own(Library, x, np.float64(2), x[1:]), x)
+
+
+def test_a_number_of_numpy_is_in_no_memory_that_is_written(monkeypatch):
+    seen = []
+    monkeypatch.setattr(_call_text, "_overlaps", lambda *pair: bool(seen.append(pair)))
+
+    def f(x, y, n):
+        x += y * n
+
+    x = np.ones(3)
+    rx.fuse(f)(x, np.ones(3), np.float64(2))
+    assert (x == 3).all()
+    assert [[type(a) for a in pair] for pair in seen] == [[np.ndarray] * 2]

@@ -1,11 +1,12 @@
 """Programs: what is fused, and that running the kernels gives what the interpreter does."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from rtxarr.polygraph import _interpret
+from rtxarr.polygraph import _interpret, _program
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._program import Program
 from rtxarr.testing import assert_close
@@ -198,6 +199,44 @@ def test_a_number_is_a_parameter(rng):
     assert [b.is_scalar for b in program.steps[0].loops.buffers] == [False, True, False]
     array = rng.standard_normal(5, "f4")
     assert_close(program(array, np.float32(2))[0], 2 * array)
+
+
+@pytest.mark.parametrize("first", ["array", "number"])
+def test_numbers_are_put_where_the_arrays_are_for_what_is_no_kernel(first, monkeypatch):
+    """As CuPy's arrays need it, which take none of NumPy's."""
+    places = [0, 1] if first == "array" else [1, 0]
+    x, n = (ir.input_node(k, "float64", s) for k, s in zip(places, [(3,), ()], strict=True))
+    two = ir.broadcast(ir.constant(2, np.float64), (3,))
+    node = ir.map_node("add", ir.map_node("multiply", x, ir.broadcast(n, (3,))), two)
+    inputs = (x, n) if first == "array" else (n, x)
+    program = Program(ir.Graph(inputs, [node], scalars=[places[1]]), Nothing())
+    likes, number = [], _program._number
+
+    def noted(value, like):
+        likes.append(like)
+        return number(value, like)
+
+    (name,) = [k for k, v in program._values.items() if v is number]
+    monkeypatch.setitem(program._values, name, noted)
+    array, five = np.array([1.0, 2.0, 3.0]), np.float64(5)
+    (got,) = program(*((array, five) if first == "array" else (five, array)))
+    np.testing.assert_array_equal(got, [7, 12, 17])
+    assert len(likes) == 1 and likes[0] is array
+    assert f".array(x{places[0]})" in program.text  # the constant too
+
+    made = SimpleNamespace(full=lambda shape, value, dtype: (shape, value, dtype))
+    monkeypatch.setattr(_program, "namespace", lambda like: made)
+    assert number(five, object()) == ((), five, np.dtype("f8"))
+    assert number(five, array) is five
+
+
+class Nothing:
+    """A back end without kernels."""
+
+    build = empty = None
+
+    def fuses(self, op, dtype):
+        return False
 
 
 def test_empty_arrays_are_left_to_the_interpreter():
