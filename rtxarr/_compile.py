@@ -52,6 +52,7 @@ def compile_ptx(kernel: Any, args_signature: Signature, cc: tuple[int, int]) -> 
     Parameters
     ----------
     kernel : function or ``cuda.jit`` dispatcher
+        Its blocks are launched in clusters of as many along x as its ``cluster`` says, if there.
     args_signature : tuple
         For each argument ``(dtype name, n_dims, "C" or "A")``, or a scalar's dtype name: what
         ``signature_of(args)`` gives.
@@ -76,6 +77,10 @@ def compile_ptx(kernel: Any, args_signature: Signature, cc: tuple[int, int]) -> 
             **options,
         )
     (name,) = re.findall(r"\.visible \.entry (\w+)", ptx)
+    if blocks := getattr(kernel, "cluster", 0):
+        start = ptx.index(")", ptx.index(f".entry {name}(")) + 1
+        lines = f"\n.explicitcluster\n.reqnctapercluster {blocks}, 1, 1"
+        ptx = ptx[:start] + lines + ptx[start:]
     return name, ptx
 
 

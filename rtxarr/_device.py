@@ -661,7 +661,8 @@ def launch(
     Parameters
     ----------
     kernel : function or ``cuda.jit`` dispatcher
-        The dispatcher's ``fastmath`` and ``launch_bounds`` hold, and ``shared_bytes``, if there.
+        The dispatcher's ``fastmath`` and ``launch_bounds`` hold, and ``shared_bytes`` and
+        ``cluster``, if there.
     n_threads_or_grid : int or tuple of 1 to 3 ints
         Without ``block``: how many threads must run along each axis; the last block reaches
         past that, so the kernel guards its edge. With ``block``: how many blocks.
@@ -829,6 +830,7 @@ def _load_kernel(kernel: Any, args: tuple, device_id: int) -> Loaded:
         cc,
         options.get("fastmath"),
         options.get("launch_bounds"),
+        *([kernel.cluster] if hasattr(kernel, "cluster") else []),
         *(version(name) for name in ("numba-cuda", "numba", "cuda-bindings")),
     )
     found = _kernel_cache.load(key)

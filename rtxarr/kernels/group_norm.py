@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
+from rtxarr import _device
 from rtxarr._device import _SIMULATING, empty, launch_planned
 from rtxarr.kernels import norm
 from rtxarr.kernels._dense import packed
@@ -23,6 +25,15 @@ _BLOCKS, _PIECES, _LANES, _FEW_TILES = 4224, 2, 128, 4
 # otherwise.
 _THREADS, _EACH, _SPAN = (32, 1, 64) if _SIMULATING else (320, 8, 1024)
 _ONE_WAVE, _WAVES = 264, 1056
+# Where they are first and clusters of blocks keep arrays in shared memory: the least bytes of one,
+# and how many blocks there are to be; and ways to deal it out, the best first: blocks that share a
+# multiprocessor, bytes of shared memory that each has, and its threads.
+_LEAST, _RESIDENT_BLOCKS = (0, 4) if _SIMULATING else (20 << 20, 128)
+_ROOM = (
+    ((2, 4000, 32), (1, 8000, 32))
+    if _SIMULATING
+    else ((4, 56 << 10, 256), (2, 112 << 10, 512), (1, 224 << 10, 512))
+)
 
 
 def fits(x: Any, *others: Any) -> bool:
@@ -110,6 +121,84 @@ def _deal_out(
     return _Dealt(False, made_of, grid, plan.block, grid[1], numbers)
 
 
+class _Kept(NamedTuple):
+    """How arrays with the channels first are dealt out to clusters that read them once.
+
+    Attributes
+    ----------
+    kernels : tuple
+        Arguments of what makes the kernels.
+    grid, block : tuple of int
+    numbers : tuple of int
+        What the arguments of all kernels end in.
+    """
+
+    kernels: tuple
+    grid: tuple[int, int, int]
+    block: tuple[int, int]
+    numbers: tuple[int, ...]
+
+
+def _keep(shape: tuple, arrays: tuple, affine: tuple, n_groups: int) -> _Kept | None:
+    """Deal out ``arrays`` of this ``shape`` to clusters; None where that does not fit."""
+    x, n_positions = arrays[0], math.prod(shape[2:])
+    if x.nbytes < _LEAST or not _has_clusters(x):
+        return None
+    if not all(can_be_wide(a, n_positions) for a in arrays):
+        return None
+    flags = tuple(a is not None for a in affine)
+    return _deal_out_once(shape[:2], n_positions, n_groups, x.dtype, len(arrays), flags)
+
+
+@functools.lru_cache(maxsize=1024)
+def _deal_out_once(
+    shape: tuple, n_positions: int, n_groups: int, dtype: Any, n_arrays: int, flags: tuple
+) -> _Kept | None:
+    """A block has the channels of some groups, and a chunk of their positions."""
+    from rtxarr.kernels._group_norm_cluster_cuda import BLOCKS, MOST
+
+    n_samples, n_channels = shape
+    n_of_group, width = n_channels // n_groups, 16 // dtype.itemsize
+    pieces = -(-n_positions // (BLOCKS * width))
+    lanes = min(32, 1 << (pieces - 1).bit_length())
+    if n_positions < BLOCKS * width:
+        return None
+    for per_processor, room, threads in _ROOM:
+        room -= 32 * MOST  # for what belongs to channels
+        found = None
+        for span in range(n_of_group, min(n_channels, MOST) + 1, n_of_group):
+            across = n_channels // span
+            if n_channels % span or across > 65_535 or 16 * span * pieces * n_arrays > room:
+                continue
+            if found is None or across * BLOCKS * n_samples >= _RESIDENT_BLOCKS:
+                found = span, across
+        if found:
+            span, across = found
+            block = lanes, min(span, threads // lanes)
+            numbers = n_positions, pieces * width, n_channels, n_groups, n_of_group, span
+            made_of = dtype, block, flags, per_processor, room
+            return _Kept(made_of, (BLOCKS, across, n_samples), block, numbers)
+    return None
+
+
+def _has_clusters(x: Any) -> bool:
+    """Tell whether blocks reach one another's shared memory, of 227 KB for each multiprocessor."""
+    return _SIMULATING or 90 <= _capability(x.data.device_id) < 120
+
+
+@functools.cache
+def _capability(device_id: int) -> int:
+    return int(_device.cupy.cuda.Device(device_id).compute_capability)
+
+
+def _once(options, args):
+    """Choose the kernel of clusters."""
+    from rtxarr.kernels._group_norm_cluster_cuda import resident
+
+    name, kept = options
+    return getattr(resident(*kept.kernels), name), kept.grid, kept.block
+
+
 def _over_all(options, args):
     """Choose the kernel of a pass over all elements."""
     from rtxarr.kernels._group_norm_cuda import channels_first, channels_last
@@ -161,8 +250,12 @@ def group_normalize(
     last, dtype, shape, kind = _is_last(x), inverse.dtype, x.shape, x.dtype
     x, affine = _lying(x, last), tuple(None if a is None else packed(a) for a in (weight, bias))
     out = empty(x, x.shape, kind)
-    dealt = _deal_out(last, shape, (x,), affine, silu, n_groups)
     weight, bias = (x if a is None else a for a in affine)
+    if not (last or silu) and (kept := _keep(shape, (x,), affine, n_groups)):
+        given = x, weight, bias, centre, inverse, out, dtype.type(eps)
+        launch_planned(_once, ("normalize", kept), (*given, *kept.numbers))
+        return out
+    dealt = _deal_out(last, shape, (x,), affine, silu, n_groups)
     partial = [empty(x, (dealt.sums(shape, n_groups),), dtype) for _ in range(2)]
     launch_planned(_over_all, ("sums", dealt), (x, *partial, *dealt.numbers))
     given = x, weight, bias, *partial, centre, inverse, out, dtype.type(eps)
@@ -203,8 +296,14 @@ def group_normalize_gradient(
     grad, x = _lying(grad, last), _lying(x, last)
     affine = tuple(None if a is None else packed(a) for a in (weight, bias))
     out = empty(x, x.shape, kind)
-    dealt = _deal_out(last, shape, (grad, x), affine, silu, n_groups)
     weight, bias = (x if a is None else a for a in affine)
+    if not (last or silu) and (kept := _keep(shape, (grad, x), affine, n_groups)):
+        partial = [empty(x, (n_samples * n_channels,), dtype) for _ in range(2)]
+        given = grad, x, weight, centre, inverse, *partial, out
+        launch_planned(_once, ("gradient", kept), (*given, *kept.numbers))
+        sums = norm.sum_pair(x, _over_samples, kind, partial[::-1], n_channels, needs, n_samples, 1)
+        return out, *sums
+    dealt = _deal_out(last, shape, (grad, x), affine, silu, n_groups)
     inputs, numbers = (grad, x, weight, bias, centre, inverse), dealt.numbers
     partial = [empty(x, (dealt.sums(shape, n_groups),), dtype) for _ in range(2)]
     if last:

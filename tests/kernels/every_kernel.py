@@ -325,6 +325,19 @@ def rank_cases():
                 yield f"{title}-{name}-{gathered}", kernel, signature
 
 
+def group_norm_cluster_cases():
+    from rtxarr.kernels._group_norm_cluster_cuda import resident
+
+    for name, per_processor in (("bfloat16", 4), ("float32", 2), ("float16", 1)):
+        values, sums, numbers = (name, 1, "C"), ("float32", 1, "C"), ("int64",) * 6
+        block = 32, 8 if per_processor == 4 else 16
+        kernels = resident(dtype_of(name), block, (True, True), per_processor, 40_000)
+        signature = (*(values,) * 3, sums, sums, values, "float32", *numbers)
+        yield f"once-{name}-sm_90", kernels.normalize, signature
+        signature = (*(values,) * 3, *(sums,) * 4, values, *numbers)
+        yield f"once-gradient-{name}-sm_90", kernels.gradient, signature
+
+
 def scatter_cases():
     from rtxarr.kernels._scatter_cuda import SORTS, add_up, fill_and_sort
 
@@ -764,6 +777,7 @@ CASES = {
     "_fp8_cuda": fp8_cases,
     "_dropout_cuda": dropout_cases,
     "_group_norm_cuda": group_norm_cases,
+    "_group_norm_cluster_cuda": group_norm_cluster_cases,
     "_modes_cuda": modes_cases,
     "_norm_cuda": norm_cases,
     "_numbering_cuda": numbering_cases,

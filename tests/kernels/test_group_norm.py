@@ -73,6 +73,40 @@ def put(x, place, last=False):
     return _device.namespace(moved).moveaxis(moved, -1, 1)
 
 
+@pytest.fixture
+def twice(monkeypatch):
+    """Let arrays be read in two passes, as where blocks have no clusters."""
+    monkeypatch.setattr(kernels, "_has_clusters", lambda x: False)
+
+
+@pytest.mark.sim
+def test_two_passes(twice):
+    test_group_norm("cpu", "float32", False, False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_one_pass(place, monkeypatch, dtype):
+    """Several groups a block, and channels that are no multiple of the rows of threads."""
+    monkeypatch.setattr(kernels, "_LEAST", 0)
+    monkeypatch.setattr(kernels, "_RESIDENT_BLOCKS", 1)
+    monkeypatch.setattr(kernels, "_deal_out_once", kernels._deal_out_once.__wrapped__)
+    large = [((3, 320, 64, 64), 32, 60_000), ((2, 96, 520), 8, 24_000)]
+    for shape, n_groups, little in [((2, 48, 40), 12, 5000)] if place == "cpu" else large:
+        grids = []
+        for room in (little, 224 << 10):
+            monkeypatch.setattr(kernels, "_ROOM", ((1, room, 32 if place == "cpu" else 256),))
+            x, weight, bias, grad = make(shape, dtype)
+            tensors = [rx.Tensor(put(a, place), requires_grad=True) for a in (x, weight, bias)]
+            kept = kernels._keep(shape, (tensors[0].data,) * 2, (None, None), n_groups)
+            grids.append(kept.grid[1])
+            out = rx.group_norm(tensors[0], n_groups, *tensors[1:], eps=1e-3)
+            out.backward(put(grad, place))
+            want = formula(x, weight, bias, grad, n_groups, 1e-3, False)
+            for a, b in zip((out, *(t.grad for t in tensors)), want, strict=True):
+                near(a, b, dtype, 1 if a.shape == shape else x.size // shape[1])
+        assert grids[0] > grids[1]
+
+
 @pytest.mark.parametrize("silu", [False, True], ids=["plain", "silu"])
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -99,7 +133,7 @@ def test_group_norm(place, dtype, last, silu):
 @pytest.mark.sim
 @pytest.mark.parametrize("few", [0, 4], ids=["ahead", "not"])
 @pytest.mark.parametrize("shape", [(2, 4, 75), (2, 4, 80)], ids=["ragged", "whole"])
-def test_positions_of_several_blocks(monkeypatch, shape, few):
+def test_positions_of_several_blocks(monkeypatch, twice, shape, few):
     from rtxarr.kernels import _plan
 
     monkeypatch.setattr(kernels, "_FEW_TILES", few)

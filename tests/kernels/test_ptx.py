@@ -15,6 +15,7 @@ from .every_kernel import (
     edge_attention_back_cases,
     edge_attention_cases,
     gather_cases,
+    group_norm_cluster_cases,
     optimizers_cases,
     segment_cases,
     transpose_cases,
@@ -70,7 +71,8 @@ def test_kernels_compile_and_assemble(module, cc):
     # Variants of a kernel differ little between devices: each on one.
     start, every = {(9, 0): (0, 2), (8, 0): (1, 4), (10, 0): (3, 4)}[cc]
     for title, kernel, signature in itertools.islice(CASES[module](), start, None, every):
-        if title.endswith("sm_89") and cc < (8, 9):
+        needed = re.search(r"sm_(\d+)$", title)
+        if needed and cc < divmod(int(needed[1]), 10):
             continue
         entry, ptx = _compile.compile_ptx(kernel, signature, cc)
         header = ptx[ptx.index(f".entry {entry}(") :].split(")", 1)[0]
@@ -91,6 +93,15 @@ def test_kernels_compile_and_assemble(module, cc):
         assert spills, f"the assembler's report lacks spills: {log}"
         if not title.startswith(MAY_SPILL_ON_ALL + MAY_SPILL * (cc == (8, 0))):
             assert set(spills) == {"0"}, f"{title} spills: {log}"
+
+
+def test_kernels_say_that_they_run_in_clusters():
+    for title, kernel, signature in itertools.islice(group_norm_cluster_cases(), 2):
+        ptx = _compile.compile_ptx(kernel, signature, (9, 0))[1]
+        assert re.search(r"\)\s+\.explicitcluster\s+\.reqnctapercluster 8, 1, 1\s", ptx), title
+        assert ptx.count("barrier.cluster.arrive") == ptx.count("barrier.cluster.wait") == 2, title
+    title, kernel, signature = next(transpose_cases())
+    assert "cluster" not in _compile.compile_ptx(kernel, signature, (9, 0))[1], title
 
 
 def test_wide_kernels_move_16_bytes():
