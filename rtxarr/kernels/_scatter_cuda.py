@@ -1,7 +1,8 @@
 """GPU kernels that combine rows by their index: a sort beside a fill, then sums over it.
 
-The first launch fills the result; one block of it sorts the entries by row in shared memory
-meanwhile. The second adds up runs of sorted entries. A row's entries are cut into *units* of
+Of few entries, the first launch fills the result; one block of it sorts the entries by row in
+shared memory meanwhile. More are sorted by digits before, and marked. The last launch adds up runs
+of sorted entries, and then fills what is not filled yet. A row's entries are cut into *units* of
 ``chunk``, counted from its first; the sums of a row with several units are added up by the thread
 that ends the last of them, in the order of ``_segment_cuda``.
 
@@ -28,6 +29,8 @@ SORTS = ((8, 2), (4, 8)) if _SIMULATING else ((512, 4), (512, 16))
 _LANES, DIGIT_BITS = (4, 2) if _SIMULATING else (32, 8)
 # Rows whose loads a thread has under way together, and threads that add up.
 AT_ONCE, SUM_THREADS = (2, 8) if _SIMULATING else (8, 256)
+# Rows of the result that it fills.
+ROWS_EACH = 2 if _SIMULATING else 8
 _AHEAD = 2 * AT_ONCE  # marks that are read beyond the last
 _BEGINS, _ENDS, _LONG = 1 << 28, 1 << 29, 1 << 30
 _ENTRY = _BEGINS - 1
@@ -254,23 +257,68 @@ scratch_at = cuda.jit(device=True)(scratch_part)
 
 
 @functools.cache
-def add_up(op: str, dtype: np.dtype, wide: bool, chunk: int):
-    """Return the kernel ``(values, scratch, partial, out, n_entries, n_features, n_rows)``.
+def mark(chunk: int):
+    """Return the kernel ``(order, starts, scratch, n_counters)`` for entries sorted already.
 
-    Neighbouring threads (x) take neighbouring features; y and the grid run over runs of places.
+    It writes what :func:`add_up` reads, a thread for each place and each counter.
+    """
+
+    @cuda.jit
+    def kernel(order, starts, scratch, n_counters):
+        place, n = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x, order.size
+        m = scratch_at(n)
+        if place < n_counters:
+            scratch[4 * m + place] = np.int32(0)
+        if place >= m:
+            return
+        if place >= starts[starts.size - 1]:
+            scratch[place] = np.int32(0)
+            return
+        # The last row that begins here or before.
+        low, high = np.int64(0), np.int64(starts.size - 2)
+        while low < high:
+            middle = (low + high + 1) >> 1
+            if starts[middle] <= place:
+                low = middle
+            else:
+                high = middle - 1
+        start, end = starts[low], starts[low + 1]
+        nth = place - start
+        of_unit = nth % chunk
+        full, ends = of_unit == chunk - 1, place == end - 1
+        found = np.int64(order[place])
+        found |= _BEGINS if of_unit == 0 else 0
+        found |= _ENDS if full or ends else 0
+        found |= _LONG if nth >= chunk or (full and not ends) else 0
+        scratch[place] = np.int32(found)
+        scratch[m + place] = np.int32(low)
+        scratch[2 * m + place] = np.int32(start)
+        if nth == 0:
+            scratch[3 * m + place] = np.int32(end)
+
+    return kernel
+
+
+@functools.cache
+def add_up(op: str, dtype: np.dtype, wide: bool, chunk: int):
+    """Return the kernel of the last launch.
+
+    ``(values, scratch, starts, partial, out, n_entries, n_features, n_rows, n_sums)``: neighbouring
+    threads (x) take neighbouring features; y and the grid run over runs of places in the first
+    ``n_sums`` blocks, and then over rows: those that no entry names are filled.
     """
     width, scalar, _, store, store_sums = access(dtype, wide=wide)
     n_words, word, load, numbers = packed(dtype, wide=wide)
     # Sums that another block has written must not come from the read-only cache.
     sums_type = np.dtype(scalar)
     load_sums = (by_offset(sums_type, width) if wide else access(sums_type, wide=False)).load
-    operation, combine = OPERATIONS[op], lift(OPERATIONS[op], width)
+    combine = lift(OPERATIONS[op], width)
     finish = each(_divide if op == "mean" else _keep, width, with_number=True)
     zero = scalar(identity(op, dtype))
     nothing, neighbours, per_word = (zero,) * width, window(width), width // n_words
     at_once, n_parts = min(AT_ONCE, chunk), JOIN_BLOCK[1]
-    together = min(n_parts, 4 if width > 4 else 8)
-    n_kept, n_joined = at_once * n_words, together * width
+    flight = 4 if width > 4 else 8  # sums of units whose loads are under way together
+    n_kept, n_flight, n_begins = at_once * n_words, flight * width, ROWS_EACH + 1
 
     @cuda.jit(device=True)
     def unpack(words, k):
@@ -284,23 +332,45 @@ def add_up(op: str, dtype: np.dtype, wide: bool, chunk: int):
     @cuda.jit(device=True)
     def join(partial, first, count, n_features):
         """Add up the sums of units: of every ``n_parts``-th, and then those."""
-        sums, total = cuda.local.array(n_joined, scalar), nothing
-        for part in range(0, min(n_parts, count), together):
-            for i in range(n_joined):
-                sums[i] = zero
-            for unit in range(part, count, n_parts):
-                for k in range(together):  # no branch around the loads
-                    inside = unit + k < count
-                    found = load_sums(partial, first + (unit + k if inside else unit) * n_features)
-                    for i in range(width):
-                        if inside:
-                            sums[k * width + i] = operation(sums[k * width + i], found[i])
-            for k in range(together):
-                total = combine(total, neighbours(sums, k * width))
+        found, units = cuda.local.array(n_flight, scalar), cuda.local.array(flight, np.int32)
+        sums, total = nothing, nothing
+        unit, part = np.int32(0), np.int32(0)
+        for done in range(0, count, flight):
+            for k in range(flight):  # no branch around the loads
+                units[k] = unit
+                loaded = load_sums(partial, first + (unit if done + k < count else 0) * n_features)
+                for i in range(width):
+                    found[k * width + i] = loaded[i]
+                unit = np.int32(unit + n_parts)
+                if unit >= count:
+                    part = np.int32(part + 1)
+                    unit = part
+            for k in range(flight):
+                if done + k < count:
+                    sums = combine(sums, neighbours(found, k * width))
+                    if units[k] + n_parts >= count:  # the last of its part
+                        total, sums = combine(total, sums), nothing
         return total
 
+    @cuda.jit(device=True)
+    def fill(starts, out, first, n_features):
+        """Fill those of a group's rows that no entry names."""
+        begins = cuda.local.array(n_begins, np.int32)
+        for k in range(n_begins):  # no branch around the loads
+            begins[k] = starts[min(first + k, starts.size - 1)]
+        for feature in range(cuda.threadIdx.x * width, n_features, cuda.blockDim.x * width):
+            for k in range(n_begins - 1):
+                if first + k < starts.size - 1 and begins[k] == begins[k + 1]:
+                    store(out, (first + k) * n_features + feature, nothing)
+
     @bounded(SUM_THREADS)
-    def kernel(values, scratch, partial, out, n_entries, n_features, n_rows):
+    def kernel(
+        values, scratch, starts, partial, out, n_entries, n_features, n_rows, n_sums
+    ):  # fmt: skip
+        if cuda.blockIdx.x >= n_sums:
+            group = (np.int64(cuda.blockIdx.x) - n_sums) * cuda.blockDim.y + cuda.threadIdx.y
+            fill(starts, out, group * ROWS_EACH, n_features)
+            return
         rows = cuda.local.array(n_kept, word)
         marks, coming = cuda.local.array(at_once, np.int32), cuda.local.array(at_once, np.int32)
         m, pieces = scratch_at(n_entries), n_features // width

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 from rtxarr._checks import check_range
-from rtxarr._device import _SIMULATING, empty, launch_planned, namespace, nothing, runs_kernels
+from rtxarr._device import (
+    _SIMULATING,
+    empty,
+    launch,
+    launch_planned,
+    namespace,
+    nothing,
+    runs_kernels,
+)
 from rtxarr._override import overridable
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels.segment import (
@@ -26,6 +34,8 @@ __all__ = ["scatter_reduce"]
 # Rows that one group of threads adds up alone: few, as a common word's rows are read from all over
 # memory.
 _CHUNK = 64
+# Where more entries are marked: how many a mark has no room for, and the fewest bytes of a row.
+_MOST, _WIDE = 1 << 28, 32 if _SIMULATING else 1024
 # Blocks that fill the result, and the one that sorts meanwhile.
 _BLOCKS = 3 if _SIMULATING else 529
 
@@ -70,7 +80,9 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
         rows = xp.arange(n_rows, dtype=index.dtype)
         return reduce_masked(xp, op, values, index == rows[:, None])
     if runs_kernels(index) and 0 not in (n_rows, *values.shape):
-        if sort := _sort_of(index.shape[0], n_rows):
+        sort = _sort_of(index.shape[0], n_rows)
+        is_wide = values.shape[1] * values.dtype.itemsize >= _WIDE
+        if sort or is_wide and index.shape[0] < _MOST and n_rows < 2**31:
             return _sort_and_sum(op, index, values, n_rows, sort)
         order, indptr = group_rows(index, n_rows)
         return segment_reduce(op, values, indptr, indices=order, chunk=_CHUNK)
@@ -94,26 +106,34 @@ def _sort_of(n: int, n_rows: int) -> tuple[int, int] | None:
     return None
 
 
-def _sort_and_sum(op: str, index: Any, values: Any, n_rows: int, sort: tuple) -> Any:
-    from rtxarr.kernels._scatter_cuda import AT_ONCE, DIGIT_BITS, scratch_part
+def _sort_and_sum(op: str, index: Any, values: Any, n_rows: int, sort: tuple | None) -> Any:
+    """Sort by a block, or by digits, and add up."""
+    from rtxarr.kernels._scatter_cuda import AT_ONCE, DIGIT_BITS, ROWS_EACH, mark, scratch_part
 
     n, n_features = values.shape
     flat = row_by_row(values)
-    scalar = accumulator(values.dtype)
+    scalar, int32 = accumulator(values.dtype), np.dtype(np.int32)
     out = empty(flat, (n_rows, n_features), values.dtype)
     wide = can_be_wide(flat, n_features)
     width = {2: 8, 4: 4}[values.dtype.itemsize] if wide else 1
     n_slots = 2 * (n // _CHUNK)
     n_counters = n_slots * (n_features // width)
-    scratch = empty(flat, (4 * scratch_part(n) + n_counters,), np.dtype(np.int32))
+    scratch = empty(flat, (4 * scratch_part(n) + n_counters,), int32)
     partial = empty(flat, (n_slots * n_features,), scalar) if n_slots else nothing(flat, scalar)
     given = op, values.dtype, wide, _CHUNK
-    n_passes = -(-n_rows.bit_length() // DIGIT_BITS)
-    arguments: tuple[Any, ...] = index, out, scratch, n_counters, n_rows, n_passes, sort[1]
-    launch_planned(_fill_and_sort, (*given, *sort), arguments)
     block = row_block(n_features, width)
-    n_blocks = -(-n // (min(AT_ONCE, _CHUNK) * block[1]))
-    arguments = flat, scratch, partial, out, n, n_features, n_rows
+    n_sums = n_blocks = -(-n // (min(AT_ONCE, _CHUNK) * block[1]))
+    if sort:
+        n_passes = -(-n_rows.bit_length() // DIGIT_BITS)
+        arguments: tuple[Any, ...] = index, out, scratch, n_counters, n_rows, n_passes, sort[1]
+        launch_planned(_fill_and_sort, (*given, *sort), arguments)
+        starts = nothing(flat, int32)
+    else:
+        order, starts = group_rows(index, n_rows)
+        n_threads = max(n_counters, scratch_part(n))
+        launch(mark(_CHUNK), n_threads, (order, starts, scratch, n_counters))
+        n_blocks += -(-n_rows // (block[1] * ROWS_EACH))
+    arguments = flat, scratch, starts, partial, out, n, n_features, n_rows, n_sums
     launch_planned(_add_up, (*given, n_blocks, block), arguments)
     return out
 

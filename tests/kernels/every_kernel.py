@@ -339,7 +339,7 @@ def group_norm_cluster_cases():
 
 
 def scatter_cases():
-    from rtxarr.kernels._scatter_cuda import SORTS, add_up, fill_and_sort
+    from rtxarr.kernels._scatter_cuda import SORTS, add_up, fill_and_sort, mark
 
     scratch, numbers = ("int32", 1, "C"), ("int64",) * 4
     variants = [("sum", "float32", True), ("sum", "bfloat16", True), ("sum", "float64", False)]
@@ -352,7 +352,10 @@ def scatter_cases():
         for sort in SORTS if op == "sum" and name == "float32" else SORTS[-1:]:
             signature = (index, values, scratch, *numbers)
             yield f"fill-and-sort-{title}-{sort}", fill_and_sort(*of, *sort), signature
-        yield f"add-up-{title}", add_up(*of), (values, scratch, partial, values, *numbers[1:])
+        starts = INTEGER_POINTERS if op == "sum" else scratch
+        signature = (values, scratch, starts, partial, values, *numbers)
+        yield f"add-up-{title}", add_up(*of), signature
+    yield "mark", mark(64), (scratch, INTEGER_POINTERS, scratch, "int64")
 
 
 def sort_cases():

@@ -67,6 +67,27 @@ def test_bits_are_those_of_a_sort_and_segments(place, monkeypatch, launched, kin
         assert_close(bits(got), bits(want), exact=True)
 
 
+@pytest.mark.parametrize("kind", ["skewed", "uniform", "same", "outside", "falling"])
+def test_bits_of_more_entries_are_those_of_segments(place, monkeypatch, launched, kind):
+    """Of entries that are sorted by digits, or do not share a word of 32 bits with a row."""
+    chunk = 4 if place == "cpu" else 64
+    monkeypatch.setattr(scatter, "_CHUNK", chunk)
+    small = [(33, 9, 16), (50, 40, 12), (70, 3, 5)]
+    large = [(8193, 40, 512), (20_000, 50_257, 300), (300, 1 << 21, 130)]
+    for i, (n, n_rows, n_features) in enumerate(small if place == "cpu" else large):
+        assert scatter._sort_of(n, n_rows) is None
+        dtype = ("bfloat16", "float32", "float64")[i]
+        index = put(indices(kind, n, n_rows).astype(("int64", "int32")[i % 2]), place)
+        values = np.random.default_rng(i).standard_normal((n, n_features))
+        values = put(values.astype(getattr(ml_dtypes, dtype, dtype)), place)
+        order, indptr = group_rows(index, n_rows)
+        want = segment_reduce("sum", values, indptr, indices=order, chunk=chunk)
+        got = scatter_reduce("sum", index, values, n_rows)
+        assert launched == ["_add_up"]
+        launched.clear()
+        assert_close(bits(got), bits(want), exact=True)
+
+
 @pytest.mark.parametrize("op", ["mean", "max", "min"])
 def test_other_operations_have_the_bits_of_segments(place, monkeypatch, op):
     chunk = 4 if place == "cpu" else 64
@@ -82,13 +103,12 @@ def test_other_operations_have_the_bits_of_segments(place, monkeypatch, op):
         assert_close(bits(scatter_reduce(op, index, values, n_rows)), bits(want), exact=True)
 
 
-def test_more_entries_than_a_block_sorts(place, launched):
-    """And rows that do not share a word of 32 bits with an entry."""
-    n, n_rows = (33, 4) if place == "cpu" else (8193, 40)
-    for index, rows in ((np.arange(n) % n_rows, n_rows), (np.arange(8) % 3, 2**31)):
-        assert scatter._sort_of(index.size, rows) is None
-    values = np.ones((n, 4), np.float32)
-    got = scatter_reduce("sum", put(np.arange(n) % n_rows, place), put(values, place), n_rows)
-    want = np.bincount(np.arange(n) % n_rows, minlength=n_rows)
-    assert_close(got, np.repeat(want[:, None], 4, 1).astype(np.float32), exact=True)
+@pytest.mark.parametrize("limit", [("_MOST", 8), ("_WIDE", 4096)], ids=["entries", "narrow"])
+def test_entries_that_are_not_marked(place, launched, monkeypatch, limit):
+    monkeypatch.setattr(scatter, *limit)
+    monkeypatch.setattr(scatter, "_sort_of", lambda n, n_rows: None)
+    index, values = np.arange(9) % 4, np.ones((9, 512), np.float32)
+    got = scatter_reduce("sum", put(index, place), put(values, place), 5)
+    want = np.array([3, 2, 2, 2, 0], np.float32)
+    assert_close(got, np.repeat(want[:, None], 512, 1), exact=True)
     assert not launched
