@@ -4,10 +4,10 @@
 #     ci/gpu.sh [-w WHEEL_DIR] [PART...]
 #
 # Wheels in WHEEL_DIR are installed for this run only, into a temporary folder. A part is a folder or
-# file of tests, "rest" for all tests outside of those folders, "sanitize", or the name of a peer
-# benchmark; without any, all tests and then all peers run. Each part has LIMIT seconds (default
-# 300) and a log of its own in ${OUT:-gpu-results}; the tests that failed are named at its end. A
-# peer that is not installed is left out of its table.
+# file of tests, "rest" for all tests outside of those folders, "alone" for those that take most of a
+# GPU's memory, "sanitize", or the name of a peer benchmark; without any, all tests and then all peers
+# run. Each part has LIMIT seconds (default 300) and a log of its own in ${OUT:-gpu-results}; the tests
+# that failed are named at its end. A peer that is not installed is left out of its table.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -60,6 +60,12 @@ part() {
     case $1 in
     tests/*) tests "$1" "$1" ;;
     rest) tests rest tests "${folders[@]/#/--ignore=}" ;;
+    alone)
+        local several=("${workers[@]}")
+        workers=()
+        tests alone tests/geom/test_long_graphs.py
+        workers=("${several[@]}")
+        ;;
     sanitize)
         local tool
         for tool in memcheck racecheck; do
@@ -80,7 +86,7 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv | tee "$out
 
 parts=("$@")
 if [[ ${#parts[@]} == 0 ]]; then
-    parts=("${folders[@]}" rest)
+    parts=("${folders[@]}" rest alone)
     for peer in asv_benchmarks/peers/*.py; do
         name=$(basename "$peer" .py)
         [[ $name == _* ]] || parts+=("$name")

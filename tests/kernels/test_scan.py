@@ -350,7 +350,7 @@ def test_blocks_agree_on_the_number_of_tiles(dtype, monkeypatch):
 
 def test_bad_input_is_refused():
     x = np.zeros((2, 3), np.float32)
-    with pytest.raises(ValueError, match="op must be 'sum' or 'prod', got 'mean'"):
+    with pytest.raises(ValueError, match="op must be 'sum', 'prod', 'max' or 'min', got 'mean'"):
         scan("mean", x, axis=0)
     for axis in (2, -1):
         with pytest.raises(ValueError, match=f"axis must be from 0 to 1, got {axis}"):

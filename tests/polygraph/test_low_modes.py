@@ -235,7 +235,7 @@ def test_what_programs_are_saved_with():
     for function in (modes.rfft_low, modes.irfft_low):
         name = _aot_data.function_name(function)
         assert _aot_data.function_of(name) is function
-        _aot_data.check_call(function, ())
+        _aot_data.check_call(function, (), ())
 
 
 def test_long_chains_take_no_longer():
