@@ -288,7 +288,7 @@ def test_calls_can_be_saved():
     read = _aot_data.decode(json.loads(written))
     _aot_data.check_attrs("call", read)
     assert ir.make("call", call.src, read, None, ()) is call
-    _aot_data.check_call(_products.product_and_sum, ())
+    _aot_data.check_call(_products.product_and_sum, (), ())
 
 
 # -------------------------------------------------------------------------------- gradients

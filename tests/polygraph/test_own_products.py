@@ -248,7 +248,7 @@ def test_calls_can_be_saved():
     read = _aot_data.decode(json.loads(json.dumps(_aot_data.encode(call.attrs))))
     _aot_data.check_attrs("call", read)
     assert ir.make("call", call.src, read, None, ()) is call
-    _aot_data.check_call(_products.gated_product, ())
+    _aot_data.check_call(_products.gated_product, (), ())
 
 
 # ---------------------------------------------------------------------------------- on a GPU
