@@ -271,7 +271,15 @@ def test_results_written_into_inputs():
 
     with pytest.raises(Refused):
         patch(fused, name, wrong, calls=[(x.copy(), y)], **quick)
-    done = patch(fused, name, lambda *a: right(*a), calls=[(x.copy(), y)], canary=4, check_every=1)
+    done = patch(
+        fused,
+        name,
+        lambda *a: right(*a),
+        calls=[(x.copy(), y)],
+        canary=4,
+        check_every=1,
+        max_slowdown=None,
+    )
     x = np.ones((3, 4))
     for k in range(6):
         fused(x, y)
