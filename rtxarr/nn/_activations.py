@@ -5,7 +5,7 @@ from typing import Any
 
 from rtxarr import ops
 from rtxarr.nn._module import Module
-from rtxarr.ops._gates import ACTIVATIONS as ACTIVATED
+from rtxarr.ops._gates import ACTIVATIONS as LINEAR_ACTIVATIONS
 
 
 class _Activation(Module):
@@ -97,7 +97,7 @@ def get_activation(activation: str | Callable) -> Callable:
     """Give the function of a name; a callable is returned unchanged."""
     if callable(activation):
         return activation
-    known = {**_BY_NAME, "gelu_tanh": ACTIVATED["gelu_tanh"], **GATED}
+    known = {**_BY_NAME, "gelu_tanh": LINEAR_ACTIVATIONS["gelu_tanh"], **GATED}
     if activation not in known:
         raise ValueError(
             f"activation must be callable or one of {', '.join(known)}, got {activation!r}"

@@ -5,7 +5,7 @@ from typing import Any
 
 from rtxarr import ops
 from rtxarr._device import Device
-from rtxarr.nn._activations import ACTIVATED, GATED, get_activation
+from rtxarr.nn._activations import GATED, LINEAR_ACTIVATIONS, get_activation
 from rtxarr.nn._dropout import Dropout
 from rtxarr.nn._linear import Linear
 from rtxarr.nn._module import Module
@@ -205,15 +205,18 @@ class TransformerBlock(Module):
             n_features, n_heads, n_kv_heads=n_kv_heads, causal=causal, dropout=dropout, **options
         )
         self.norm2 = norms[norm](n_features, **place)
-        known = activation if isinstance(activation, str) and activation in ACTIVATED else None
-        self.up = Linear(n_features, n_up, activation=known, **options)
+        taken_in = None
+        if isinstance(activation, str) and activation in LINEAR_ACTIVATIONS:
+            taken_in = activation
+        self.up = Linear(n_features, n_up, activation=taken_in, **options)
         self.down = Linear(n_inner, n_features, **options)
         self.dropout = Dropout(dropout, generator=generator)
 
     def forward(self, x, *, attn_mask=None):
         x = self._add(x, self.attention(self.norm1(x), attn_mask=attn_mask))
         inner = self.up(self.norm2(x))
-        if getattr(self.up, "activation", None) is None:  # not a part of it
+        # Another layer, without this attribute, may have taken the place of the first one.
+        if getattr(self.up, "activation", None) is None:
             inner = self.activation(inner)
         return self._add(x, self.down(inner))
 

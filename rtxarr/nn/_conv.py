@@ -10,7 +10,7 @@ from rtxarr.nn._parameter import Parameter
 from rtxarr.nn._text import call_text
 from rtxarr.ops._activated import check_activation
 from rtxarr.ops._check import check_sizes
-from rtxarr.ops._conv import ACTIVATIONS as CONV_ACTIVATIONS
+from rtxarr.ops._conv import ACTIVATIONS
 from rtxarr.ops._windows import per_axis
 
 Ints = int | tuple[int, ...]
@@ -39,7 +39,7 @@ class _Conv(Module):
         generator: Any = None,
     ):
         kernel = _kernel(self, kernel_size, in_channels, out_channels, groups)
-        check_activation(activation, CONV_ACTIVATIONS)
+        check_activation(activation, tuple(ACTIVATIONS))
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
         self.stride, self.padding, self.dilation = stride, padding, dilation
         self.groups, self.activation = groups, activation

@@ -131,7 +131,9 @@ class GatedLinear(Module):
         return ops.gated_linear(x, *weights, activation=self.activation)
 
     def __repr__(self):
-        return call_text(self, "in_features", "out_features", "activation")
+        bias = "" if self.b_gate is not None else ", bias=False"
+        activation = "" if self.activation == "silu" else f", activation={self.activation!r}"
+        return f"GatedLinear({self.in_features}, {self.out_features}{bias}{activation})"
 
 
 class Embedding(Module):

@@ -14,11 +14,7 @@ from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.libs._conv_plans import channels_last
 from rtxarr.libs.dnn import try_convolution, try_convolution_input, try_convolution_weight
-from rtxarr.ops._activated import (
-    _stored_relu,
-    check_activation,
-    is_tracked,
-)
+from rtxarr.ops._activated import _stored_relu, check_activation, is_tracked
 from rtxarr.ops._activations import relu, silu
 from rtxarr.ops._check import check_floating
 from rtxarr.ops._elementwise import add

@@ -103,6 +103,7 @@ def test_gradients_by_inputs_and_parameters(name):
         (nn.Linear(3, 2, bias=False), "Linear(3, 2, bias=False)"),
         (nn.Linear(3, 2, activation="relu"), "Linear(3, 2, activation='relu')"),
         (nn.GatedLinear(3, 2), "GatedLinear(3, 2)"),
+        (nn.GatedLinear(3, 2, bias=False), "GatedLinear(3, 2, bias=False)"),
         (nn.GatedLinear(3, 2, activation="gelu"), "GatedLinear(3, 2, activation='gelu')"),
         (nn.Conv1d(3, 8, 5, activation="silu"), "Conv1d(3, 8, (5,), activation='silu')"),
         (nn.Embedding(9, 4), "Embedding(9, 4)"),
