@@ -1,5 +1,5 @@
-"""Libraries: cuBLASLt for matrix products, cuTile for fused ones, cuDNN for attention and
-convolutions, cuTile for attention that cuDNN has no plan for, cuFFT for Fourier transforms.
+"""Libraries: cuBLASLt for matrix products, cuDNN for attention and convolutions, cuTile for fused
+products and for attention that cuDNN has no plan for, cuFFT for Fourier transforms.
 
 Each is optional and has a plain fallback.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import warnings
@@ -23,6 +24,7 @@ __all__ = ["Dropout", "Problem", "attempt", "backward", "forward", "status"]
 _F32 = np.dtype("float32")
 _MAX_ELEMENTS = 2**31  # kernels count elements in 32 bits
 _MOST_DIM = 256
+# As in rtxarr/kernels/tile/_attention.py, which cannot be imported without cuTile.
 NO_MASK, BOOLEAN, ADDED = range(3)
 ANYWHERE, ALIKE, AT_BLOCKS = range(3)
 
@@ -83,10 +85,7 @@ class Problem(NamedTuple):
 
 def status() -> Provider:
     """Return what serves attention that cuDNN does not, and what was computed in blocks instead."""
-    if len(_device.devices()) > 1:
-        _provider.library, reason = tile._look()
-        _provider.missing = f"{reason}; {tile._INSTALL}" if reason else ""
-    return _provider
+    return tile.looked_up(_provider)
 
 
 def attempt(run: Any, *args: Any) -> Any:
@@ -285,8 +284,8 @@ class _Arguments:
         )  # fmt: skip
 
     def copy(self) -> _Arguments:
-        found = object.__new__(_Arguments)
-        found.__dict__.update(self.__dict__)
+        """Give the same for another program, whose arguments end otherwise."""
+        found = copy.copy(self)
         found.parameters, found.values = list(self.parameters), list(self.values)
         return found
 

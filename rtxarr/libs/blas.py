@@ -440,7 +440,10 @@ def matmul_with_aux(
 def try_matmul_with_aux(
     a: Any, b: Any, *, epilogue: str, bias: Any = None, out: Any = None
 ) -> tuple[Any, Any] | None:
-    """Return what :func:`matmul_with_aux` does, or None where cuBLASLt cannot compute it."""
+    """Return what :func:`matmul_with_aux` does, or None where cuBLASLt cannot compute it.
+
+    Parameters are those of :func:`matmul_with_aux`, and are not checked.
+    """
     library = _library()
     if library is None:
         return None

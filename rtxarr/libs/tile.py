@@ -128,10 +128,15 @@ def _can_compile() -> bool:
 
 def status() -> Provider:
     """Return what serves fused products on a GPU, and what was computed in steps instead."""
+    return looked_up(_provider)
+
+
+def looked_up(provider: Provider) -> Provider:
+    """Let a provider say which cuTile there is, or why none; without the warning of a first use."""
     if len(_device.devices()) > 1:
-        _provider.library, reason = _look()
-        _provider.missing = f"{reason}; {_INSTALL}" if reason else ""
-    return _provider
+        provider.library, reason = _look()
+        provider.missing = f"{reason}; {_INSTALL}" if reason else ""
+    return provider
 
 
 def refusal(*matrices: tuple) -> str:
@@ -167,8 +172,21 @@ def refusal(*matrices: tuple) -> str:
 def pays(kind: str, m: int, k: int, n: int) -> bool:
     """Tell whether a kernel for a product of (m, k) and (k, n) is faster than separate steps.
 
-    ``kind`` is "gate" (``n`` is the width of the result then) or "activation". The bounds are those
-    of 40 sizes in bfloat16 on an H200, from 16 to 8192 rows and weights of 1 to 59 million.
+    Parameters
+    ----------
+    kind : {"gate", "activation"}
+        What follows the product: that of :func:`gated_linear` or of :func:`linear`.
+    m, k, n : int
+        Rows, features of a row, and features of the result; of a gated pair not those of both.
+
+    Returns
+    -------
+    bool
+
+    Notes
+    -----
+    The bounds are those of 40 sizes in bfloat16 on an H200, from 16 to 8192 rows and weights of 1
+    to 59 million.
     """
     if kind == "activation":  # what is spared is hardly more than the start of a kernel
         return k <= 1024 and m * n <= 2**20
@@ -469,6 +487,18 @@ def try_gated_linear(
     """Return what :func:`gated_linear` does; None where separate steps take less time.
 
     Also where no kernel takes the arrays, or cuTile is not installed with its compiler.
+
+    Parameters
+    ----------
+    x : array of a real floating dtype, shape (..., in_features)
+    weight, gate : array, shape (out_features, in_features)
+    bias, gate_bias : array, shape (out_features,), or None
+    activation : {"relu", "sigmoid", "silu", "gelu", "gelu_tanh"}
+        Of the gate.
+
+    Returns
+    -------
+    array, shape (..., out_features), dtype of ``x``, or None
     """
     size = math.prod(x.shape[:-1]), *weight.shape[::-1]
     if (bias is None) != (gate_bias is None) or not _suits("gate", x.dtype, size):
@@ -478,7 +508,19 @@ def try_gated_linear(
 
 
 def try_linear(x: Any, weight: Any, bias: Any, *, activation: str) -> Any:
-    """Return what :func:`linear` does; None as :func:`try_gated_linear` gives it."""
+    """Return what :func:`linear` does; None where :func:`try_gated_linear` would give it.
+
+    Parameters
+    ----------
+    x : array of a real floating dtype, shape (..., in_features)
+    weight : array, shape (out_features, in_features)
+    bias : array, shape (out_features,), or None
+    activation : {"relu", "sigmoid", "silu", "gelu", "gelu_tanh"}
+
+    Returns
+    -------
+    array, shape (..., out_features), dtype of ``x``, or None
+    """
     size = math.prod(x.shape[:-1]), *weight.shape[::-1]
     if not _suits("activation", x.dtype, size):
         return None

@@ -17,7 +17,6 @@ import numpy as np
 
 from rtxarr import dtypes
 from rtxarr.libs import tile
-from rtxarr.libs.tile import pays
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph import _products
 from rtxarr.polygraph._ir import Node
@@ -215,4 +214,4 @@ def _refusal(rewrite: Rewrite, kind: str, sources: list[Node], n_matrices: int) 
     if why := tile.refusal(*likes):
         return why
     (m, k), n = matrices[0].shape, matrices[1].shape[0]
-    return "" if pays(kind, m, k, n) else "at this size separate steps take less time"
+    return "" if tile.pays(kind, m, k, n) else "at this size separate steps take less time"

@@ -571,6 +571,16 @@ def test_what_would_be_refused(emulated, monkeypatch):
     assert tile.refusal(x) == "cuda-tile is not installed"  # without a warning
 
 
+def test_sizes_that_pay():
+    for m, k, n in ((8192, 4096, 14336), (64, 14336, 4096), (16, 1024, 4096)):
+        assert tile.pays("gate", m, k, n)
+    for m, k, n in ((16, 4096, 14336), (256, 4096, 14336), (2048, 14336, 4096)):
+        assert not tile.pays("gate", m, k, n)
+    assert tile.pays("activation", 128, 1024, 4096)
+    assert not tile.pays("activation", 8192, 1024, 4096)
+    assert not tile.pays("activation", 16, 4096, 14336)
+
+
 def test_bad_arguments():
     x, weight = np.ones((2, 4)), np.ones((6, 4))
     for call, match in [

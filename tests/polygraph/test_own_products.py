@@ -8,7 +8,7 @@ import pytest
 import rtxarr as rx
 from rtxarr.libs import blas, tile
 from rtxarr.ops import _gates
-from rtxarr.polygraph import _aot_data, _own_products, _products
+from rtxarr.polygraph import _aot_data, _products
 from rtxarr.polygraph import _ir as ir
 from rtxarr.testing import assert_close
 
@@ -26,7 +26,7 @@ def served(monkeypatch):
 
     monkeypatch.setattr(tile, "refusal", refusal)
     monkeypatch.setattr(blas, "refusal", lambda *args, **options: "")
-    monkeypatch.setattr(_own_products, "pays", lambda kind, m, k, n: True)
+    monkeypatch.setattr(tile, "pays", lambda kind, m, k, n: True)
     return asked
 
 
@@ -213,22 +213,12 @@ def test_what_is_no_gated_pair(served):
 
 def test_what_the_library_or_the_size_refuses(served, monkeypatch):
     x, w, v, *_ = given()
-    monkeypatch.setattr(_own_products, "pays", lambda kind, *size: size != (6, 16, 24))
+    monkeypatch.setattr(tile, "pays", lambda kind, *size: size != (6, 16, 24))
     fused = check(WRITTEN[0], x, w, v, runs=["matmul", "matmul"])
     assert "silu gate left out: at this size separate steps take less time" in fused.explain()
     monkeypatch.setattr(tile, "refusal", lambda *matrices: "cuda-tile is not installed")
     fused = check(WRITTEN[0], x, w, v, runs=["matmul", "matmul"])
     assert "silu gate left out: cuda-tile is not installed" in fused.explain()
-
-
-def test_sizes_that_pay():
-    for m, k, n in ((8192, 4096, 14336), (64, 14336, 4096), (16, 1024, 4096)):
-        assert _own_products.pays("gate", m, k, n)
-    for m, k, n in ((16, 4096, 14336), (256, 4096, 14336), (2048, 14336, 4096)):
-        assert not _own_products.pays("gate", m, k, n)
-    assert _own_products.pays("activation", 128, 1024, 4096)
-    assert not _own_products.pays("activation", 8192, 1024, 4096)
-    assert not _own_products.pays("activation", 16, 4096, 14336)
 
 
 def test_strict_mode_has_no_gates(served):
@@ -260,7 +250,7 @@ def gpu(monkeypatch):
     cupy = pytest.importorskip("cupy")
     if reason := tile._look()[1]:
         pytest.skip(reason)
-    monkeypatch.setattr(_own_products, "pays", lambda kind, m, k, n: True)
+    monkeypatch.setattr(tile, "pays", lambda kind, m, k, n: True)
     before = tile.status().refused.copy()
     yield cupy
     assert tile.status().refused == before
