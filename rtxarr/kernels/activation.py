@@ -144,6 +144,7 @@ def gate_halves(name: str, x: Any) -> Any:
     """
     x, n = packed(x), x.shape[-1] // 2
     out = _device.empty(x, (*x.shape[:-1], n), x.dtype)
+    # The kernel finds values and gates in one array.
     launch_planned(_plan_gates, ("gate", name, n % 8 == 0), (x, x, out, n))
     return out
 
@@ -167,6 +168,7 @@ def gate_halves_gradient(name: str, x: Any, grad: Any) -> Any:
     x, grad, n = packed(x), packed(grad), x.shape[-1] // 2
     out = _device.empty(x, x.shape, x.dtype)
     options = "gate_backward", name, n % 8 == 0
+    # `out` holds both gradients; `grad` stands where the second would be, and is not written to.
     launch_planned(_plan_gates, options, (x, x, grad, out, grad, n))
     return out
 

@@ -34,7 +34,8 @@ __all__ = ["scatter_reduce"]
 # Rows that one group of threads adds up alone: few, as a common word's rows are read from all over
 # memory.
 _CHUNK = 64
-# Where more entries are marked: how many a mark has no room for, and the fewest bytes of a row.
+# What is sorted by digits is marked and added up like few entries where rows have at least _WIDE
+# bytes, and there are fewer than _MOST entries, for which the bits of a mark suffice.
 _MOST, _WIDE = 1 << 28, 32 if _SIMULATING else 1024
 # Blocks that fill the result, and the one that sorts meanwhile.
 _BLOCKS = 3 if _SIMULATING else 529

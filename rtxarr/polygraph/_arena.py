@@ -40,7 +40,7 @@ _BY_PLACE = operator.itemgetter(0)
 
 # Operations that the interpreter runs without giving memory of their sources.
 _NEW = frozenset(
-    """matmul gather take_along concat update scatter_add scatter_reduce cast""".split()
+    ["matmul", "gather", "take_along", "concat", "update", "scatter_add", "scatter_reduce", "cast"]
 ).union(SCANS)
 
 

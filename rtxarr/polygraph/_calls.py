@@ -26,6 +26,8 @@ def called(name: str, arrays: Sequence[Tracer], options: dict, results: Any = No
 
     ``results`` has (dtype, shape) of each, where that is known without a try.
     """
+    from rtxarr.polygraph._elementwise import layout_from  # which needs `library`
+
     single = True
     if results is None:
         out = library(*map(_stand_in, arrays), name=name, **options)
@@ -36,8 +38,6 @@ def called(name: str, arrays: Sequence[Tracer], options: dict, results: Any = No
     nodes = _ir.call(
         library, [a.node for a in arrays], named, tuple((np.dtype(d), s) for d, s in results)
     )
-    from rtxarr.polygraph._elementwise import layout_from
-
     made = tuple(current().fresh(n, layout_from(n.shape, *arrays)) for n in nodes)
     return made[0] if single else made
 

@@ -374,7 +374,7 @@ class Program:
     def _like(self) -> str:
         """Return the text of an array among the inputs, or of a number if there is none."""
         arrays = [i for i in range(len(self.graph.inputs)) if i not in self.graph.scalars]
-        return f"x{[*arrays, 0][0]}" if self.graph.inputs else ""
+        return f"x{min(arrays, default=0)}" if self.graph.inputs else ""
 
     def _refer(self, word: str, value: Any) -> str:
         """Return a name by which the text can refer to ``value``."""
