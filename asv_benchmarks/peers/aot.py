@@ -41,17 +41,17 @@ def spent(function):
     rx.synchronize(device)
     return (time.perf_counter() - start) * 1e3, result
 
-def compilers():
+def has_nvrtc():
     maps = open("/proc/self/maps").read() if sys.platform == "linux" else ""
     return "libnvrtc" in maps
 
-before = compilers()
+before = has_nvrtc()
 first, loaded = spent(lambda: load(path))
 call, y = spent(lambda: loaded(x))
 again, y = spent(lambda: loaded(x))
 second, _ = spent(lambda: load(path))
 total = float(np.sum(rx.asarray(y, device="cpu")))
-print(json.dumps([first, call, again, second, before, compilers(), total]))
+print(json.dumps([first, call, again, second, before, has_nvrtc(), total]))
 """
 
 

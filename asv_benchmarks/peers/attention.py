@@ -55,8 +55,10 @@ def rtxarr_sides(case, dtype, rate, blocks):
         def call():
             missing = _tile_attention._missing
             _tile_attention._missing = lambda: "left out"
-            function()
-            _tile_attention._missing = missing
+            try:
+                function()
+            finally:
+                _tile_attention._missing = missing
 
         return call
 
