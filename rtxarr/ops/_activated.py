@@ -26,7 +26,8 @@ from rtxarr.ops._manipulate import reshape
 
 __all__ = ["gated_linear", "linear"]
 
-_TAKEN = tuple(map(np.dtype, ("float32", "float16", bfloat16)))
+# In which cuBLASLt stores ReLU of a product.
+_RELU_DTYPES = tuple(map(np.dtype, ("float32", "float16", bfloat16)))
 
 
 def check_activation(activation, known=tuple(ACTIVATIONS), *, optional=True):
@@ -110,7 +111,7 @@ def _activated_linear(x, weight, bias=None, *, activation, keep=False):
 
 def epilogue_of(activation, dtype):
     """Give the library's name of an activation that a product can take in; None of others."""
-    if activation == "relu" and dtype in _TAKEN:
+    if activation == "relu" and dtype in _RELU_DTYPES:
         return "relu"
     # The library's GELU is too coarse for float32.
     return "gelu" if activation == "gelu_tanh" and is_half(dtype) else None

@@ -57,7 +57,8 @@ _OVERLAP = object()  # what a program gives for arguments that it cannot write i
 def load(path: str | PathLike, *, target: str | None = None, key: bytes | None = None) -> Loaded:
     """Return the function of a file that ``f.aot(...).save(path)`` wrote.
 
-    Needs no compiler: neither NVRTC nor numba nor LLVM.
+    Needs no compiler: neither NVRTC nor numba nor LLVM, unless the function draws random numbers;
+    then numba-cuda for a GPU, and numba for more than 65,536 at a time on a CPU.
 
     Parameters
     ----------
@@ -76,8 +77,8 @@ def load(path: str | PathLike, *, target: str | None = None, key: bytes | None =
     Raises
     ------
     BundleError
-        Naming the file, where it is cut off, was changed, is of another version, or holds nothing
-        that this machine can run.
+        Naming the file, where it is cut off, was changed, is of another version, holds nothing that
+        this machine can run, or draws random numbers on a GPU without numba-cuda.
 
     Notes
     -----
