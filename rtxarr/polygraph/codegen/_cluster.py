@@ -21,7 +21,7 @@ _BLOCK = 20 << 12  # bytes of a row that one block keeps
 _HELD = {32: (768, 1024), 40: (768, 768), 20: (1024, 1024)}
 _BLOCKS = (2, 4, 8)  # of a cluster: as many as any GPU has that has clusters
 _THREADS = (256, 512, 1024)  # of a block, at most
-_FEW = 128  # threads of a block, of which more share a row than of larger ones
+_FEW = 128  # threads: a row is shared by as many blocks as leave that many to each
 _AHEAD = 6 << 20  # bytes of rows that are fetched into the cache ahead of those in registers
 
 
