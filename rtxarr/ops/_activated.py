@@ -208,6 +208,8 @@ def gated_linear(x, w_gate, w_up, b_gate=None, b_up=None, *, activation: str = "
     """
     check_activation(activation, optional=False)
     check_floating(x=x, w_gate=w_gate, w_up=w_up, b_gate=b_gate, b_up=b_up)
+    if w_gate.ndim != 2:
+        raise ValueError(f"w_gate must have shape (out_features, in_features), got {w_gate.shape}")
     if w_gate.shape != w_up.shape:
         raise ValueError(f"w_up must have the shape of w_gate, {w_gate.shape}, got {w_up.shape}")
     for name, bias in (("b_gate", b_gate), ("b_up", b_up)):

@@ -10,6 +10,7 @@ import math
 
 from rtxarr._device import is_device_array, namespace
 from rtxarr._override import overridable
+from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.libs._conv_plans import channels_last
@@ -283,6 +284,8 @@ def _conv(
     options = {"windows": windows, "groups": groups}
     if on_gpu(x):
         return _in_plan((x, weight, bias, residual), activation, **options)
+    if active_dtype() is not None:  # a residual is cast with the others, as on a GPU
+        return _finished(_convolution(x, weight, bias, residual, **options), None, activation)
     return _finished(_convolution(x, weight, bias, None, **options), residual, activation)
 
 

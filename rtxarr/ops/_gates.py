@@ -104,7 +104,7 @@ def _gated(x, axis, activation):
     if on_gpu(x):
         if axis == x.ndim - 1:
             return _gate_halves(x, activation=activation)
-        return _gate_formula(*_parts(x, axis), activation=activation)
+        return _gate(*_parts(x, axis), activation=activation)
     value, gate = _parts(x, axis)
     return value * ACTIVATIONS[activation](gate)
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import erf, expit
 
 import rtxarr as rx
-from rtxarr.ops import _activated
+from rtxarr.ops import _activated, _gates
 from rtxarr.ops._activated import _in_product
 from rtxarr.ops._gates import ACTIVATIONS
 from rtxarr.testing import assert_close
@@ -144,6 +144,19 @@ def test_autocast(name):
     assert_close(no_gradient, gated[0], exact=True)
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("function", [rx.glu, rx.geglu, rx.swiglu])
+def test_halves_of_tensors_are_half_on_a_gpu_in_autocast(monkeypatch, function, axis):
+    x = np.concat([X, X]).astype("float16")
+    with rx.autocast("float16"):
+        want = gradients(lambda x: function(x, axis=axis), x)
+        monkeypatch.setattr(_gates, "on_gpu", lambda x: True)
+        got = gradients(lambda x: function(x, axis=axis), x)
+    for mine, its in zip(got, want, strict=True):
+        assert_close(mine, its, rtol=2e-3, atol=2e-3)
+        assert mine.dtype == np.float16
+
+
 LAYERS = {
     "relu": lambda x, w, b: rx.linear(x, w, b, activation="relu"),
     "gelu_tanh": lambda x, w, b: rx.linear(x, w, b, activation="gelu_tanh"),
@@ -212,7 +225,11 @@ def test_steps_of_jit(name):
             TypeError,
             "b_up must have a real floating-point dtype, got int64",
         ),
-        (lambda: rx.gated_linear(X, WEIGHT[0], OTHER[0]), ValueError, "weight must have shape"),
+        (
+            lambda: rx.gated_linear(X, WEIGHT[0], OTHER[0], BIAS),
+            ValueError,
+            r"w_gate must have shape \(out_features, in_features\), got \(4,\)",
+        ),
     ],
 )
 def test_bad_input_is_refused(call, error, message):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr.ops import _windows
+from rtxarr.ops import _conv, _windows
 from rtxarr.testing import assert_close
 
 rng = np.random.default_rng(6)
@@ -166,6 +166,20 @@ def test_residual_and_activation(xp, n):
     relu = np.maximum(want + added, 0)
     assert_close(CONV[n](*arrays, residual=residual, activation="relu"), relu)
     assert_close(CONV[n](*arrays, activation="silu"), want / (1 + np.exp(-want)))
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_autocast_casts_a_residual(monkeypatch, on_gpu, activation):
+    monkeypatch.setattr(_conv, "on_gpu", lambda x: on_gpu)
+    x, weight, bias = (a.astype("float32") for a in make(1, 1))
+    shape = CONV[1](x, weight, bias).shape
+    residual = rx.Tensor(np.ones(shape, "float32"), requires_grad=True)
+    with rx.autocast("bfloat16"):
+        out = CONV[1](rx.Tensor(x), weight, bias, residual=residual, activation=activation)
+    assert out.dtype == rx.bfloat16
+    out.backward(np.ones(shape, rx.bfloat16))
+    assert residual.grad.dtype == np.float32
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
