@@ -113,12 +113,15 @@ class HeteroNeighborSampler:
         self.replace = replace
         self.seed = _integer("seed", seed, 0, 2**64)
         self._places = {relation: i for i, relation in enumerate(sorted(graph.graphs))}
-        unknown = set(weight or ()) - set(graph.graphs)
+        weight = {} if weight is None else weight
+        if not isinstance(weight, Mapping):
+            raise TypeError(f"weight must be a mapping of relations, got {type(weight).__name__}")
+        unknown = set(weight) - set(graph.graphs)
         if unknown:
             raise ValueError(f"weight must be of relations of the graph, got {unknown}")
         self._weights = {
             relation: _weights_of(graph.graphs[relation], of_edges, f"weight[{relation}]")
-            for relation, of_edges in (weight or {}).items()
+            for relation, of_edges in weight.items()
         }
 
     def __repr__(self):

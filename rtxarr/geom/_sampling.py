@@ -383,10 +383,15 @@ def _edge_weights(graph, weight, name="weight"):
     if not _device.is_array(weight) or weight.shape != (graph.n_edges,):
         shape = getattr(weight, "shape", type(weight).__name__)
         raise ValueError(f"{name} must have shape ({graph.n_edges},), one an edge, got {shape}")
+    if not isdtype(weight.dtype, ("bool", "integral", "real floating")):
+        raise TypeError(f"{name} must hold real numbers, got {weight.dtype}")
     xp = _device.namespace(weight, graph.indptr)
     weight = xp.astype(graph.stored(weight), xp.float64)
-    if not bool(xp.all((weight >= 0) & xp.isfinite(weight))):
-        raise ValueError(f"{name} must be finite and not negative, got other values")
+    most = float(np.finfo(np.float64).max) / max(graph.n_edges, 1)  # so that no sum overflows
+    if not bool(xp.all((weight >= 0) & (weight <= most))):
+        raise ValueError(
+            f"{name} must be finite and not negative, and at most {most:.3g}, got other values"
+        )
     return weight
 
 

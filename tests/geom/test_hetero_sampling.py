@@ -159,6 +159,8 @@ def test_refuses():
         geom.HeteroNeighborSampler(GRAPH, {RELATIONS[0]: [1], RELATIONS[1]: [1, 2]})
     with pytest.raises(ValueError, match="weight must be of relations of the graph"):
         geom.HeteroNeighborSampler(GRAPH, [1], weight={("a", "b", "c"): np.ones(1)})
+    with pytest.raises(TypeError, match="weight must be a mapping of relations, got ndarray"):
+        geom.HeteroNeighborSampler(GRAPH, [1], weight=np.ones(60))
     for weight, message in (
         (np.ones(3), r"must have shape \(60,\), one an edge, got \(3,\)"),
         (-np.ones(60), "must be finite and not negative"),

@@ -282,6 +282,9 @@ def test_graphs_without_edges_or_seeds(make):
         ({"fanout": [1], "weight": -np.ones(4)}, ValueError, "finite and not negative"),
         ({"fanout": [1], "weight": np.full(4, np.nan)}, ValueError, "finite and not negative"),
         ({"fanout": [1], "weight": np.full(4, np.inf)}, ValueError, "finite and not negative"),
+        ({"fanout": [1], "weight": np.full(4, 1e308)}, ValueError, "at most 4.49e[+]307"),
+        ({"fanout": [1], "weight": np.full(4, 1j)}, TypeError, "real numbers, got complex128"),
+        ({"fanout": [1], "weight": np.full(4, "1")}, TypeError, "real numbers, got <U1"),
         ({"fanout": [1], "seed": -1}, ValueError, "seed must lie in"),
     ],
 )

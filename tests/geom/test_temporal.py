@@ -155,6 +155,8 @@ def test_refuses():
         geom.TemporalSampler(GRAPH, [1], weight=WEIGHT[:3])
     with pytest.raises(ValueError, match="weight must be finite and not negative"):
         geom.TemporalSampler(GRAPH, [1], weight=-np.ones(150))
+    with pytest.raises(TypeError, match="weight must hold real numbers, got complex128"):
+        geom.TemporalSampler(GRAPH, [1], weight=np.full(150, 1j))
     with pytest.raises(ValueError, match="time must not be NaN"):
         geom.TemporalSampler(GRAPH, [1], time=np.full(150, np.nan))
     with pytest.raises(ValueError, match=r"times must have shape \(1,\)"):
