@@ -45,7 +45,7 @@ def leading_sum(x: Any, axis: Any, keepdims: bool) -> Any:
     if not (x.dtype in _DTYPES and x.size and runs_here(x)):
         return None
     if not contiguous(x):
-        return _turned_sum(x, (axis,) if isinstance(axis, int) else axis, keepdims)
+        return _turned_sum(x, axis, keepdims)
     if axis is None:
         n_axes = x.ndim
     elif axis == 0:
@@ -69,10 +69,11 @@ def leading_sum(x: Any, axis: Any, keepdims: bool) -> Any:
     return out
 
 
-def _turned_sum(x, axes, keepdims):
+def _turned_sum(x, axis, keepdims):
     """Add up an array whose axes lie in another order, such as images with channels last."""
     order = memory_order(x)
-    if axes is None or order is None or any(a not in range(-x.ndim, x.ndim) for a in axes):
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    if order is None or any(a not in range(-x.ndim, x.ndim) for a in axes):
         return None
     reduced = {a % x.ndim for a in axes}
     outer, inner = order[: len(axes)], order[len(axes) :]
