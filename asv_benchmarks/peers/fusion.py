@@ -23,7 +23,7 @@ import rtxarr as rx
 from rtxarr.polygraph import _cache, _cuda_backend
 from rtxarr.polygraph._cuda_backend import CudaBackend
 from rtxarr.polygraph.codegen import _maps, _nvrtc, _rows, _segments, _writer
-from rtxarr.polygraph.codegen._text import number_bytes
+from rtxarr.polygraph.codegen._launch import number_bytes
 
 # ---------------------------------------------------------------------- the functions, once for all
 

@@ -23,7 +23,7 @@ from rtxarr.autograd._tape import mark_changed
 from rtxarr.autograd._tree import flatten, unflatten
 from rtxarr.kernels import philox
 from rtxarr.polygraph import _aot_data as data
-from rtxarr.polygraph import _bundle, _cpu_memory
+from rtxarr.polygraph import _bundle, _cpu_memory, _cuda_start, _gpu_memory
 from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph import _ir as ir
 from rtxarr.polygraph._admission import bytes_of
@@ -46,6 +46,7 @@ from rtxarr.polygraph._record import Output
 from rtxarr.polygraph._scalar import NAMES
 from rtxarr.polygraph._schedule import EAGER, Group
 from rtxarr.polygraph._trace import Captured, ScalarSource
+from rtxarr.polygraph.codegen._launch import Argument, Launch, Launches
 from rtxarr.random import Generator, default_generator
 
 __all__ = ["BundleError", "Loaded", "load"]
@@ -592,21 +593,12 @@ class _Cpu(_Numpy):
 class _Cuda(_Numpy):
     """Starts machine code of an NVIDIA GPU."""
 
+    arena_limit = _gpu_memory.ARENA_LIMIT
+
     def __init__(self, about: dict, parts: dict, mode: str) -> None:
-        from rtxarr.polygraph._cuda_backend import CudaBackend
-
-        class Precompiled(CudaBackend):
-            """Takes machine code from a file, by the number that a kernel has for its text."""
-
-            def machine_code(self, kernel: Any, cc: tuple[int, int]) -> bytes:
-                found = _fitting(about["architectures"], cc)
-                if found is None:
-                    raise BundleError(_Cuda.other(about, cc))
-                return bytes(parts[f"cuda {kernel.head} {found}"])
-
-        self._backend = Precompiled(mode)
-        self.empty = self._backend.empty  # type: ignore[method-assign]
-        self.arena, self.arena_limit = self._backend.arena, self._backend.arena_limit
+        self._about, self._parts = about, parts
+        self._gpu = _cuda_start.Gpu()
+        self.empty, self.arena = self._gpu.empty, self._gpu.arena  # type: ignore[method-assign]
         self.xp = _device._device_namespace(_device.Device("cuda"))
 
     @staticmethod
@@ -616,10 +608,8 @@ class _Cuda(_Numpy):
 
     @staticmethod
     def misfit(about: dict) -> str:
-        from rtxarr.polygraph._cuda_backend import Gpu
-
         try:
-            gpu = Gpu()
+            gpu = _cuda_start.Gpu()
             cc = gpu.capability(gpu.current_device())
         except Exception as error:
             return f"holds machine code for NVIDIA GPUs, and none can be used here: {error}"
@@ -629,9 +619,6 @@ class _Cuda(_Numpy):
         return _device.to_device(array, _device.device("cuda"))
 
     def kernel(self, kernel: dict, loops: Loops) -> Callable:
-        from rtxarr.polygraph.codegen._dialects import CUDA
-        from rtxarr.polygraph.codegen._text import Argument, Kernel, Launch
-
         launches = []
         for name, grid, block, shared, arguments in kernel["launches"]:
             read = tuple([Argument(str(k), str(t), str(n), int(v)) for k, t, n, v in arguments])
@@ -639,18 +626,21 @@ class _Cuda(_Numpy):
             launches.append(Launch(str(name), grid, block, int(shared), read))
             if any(a.kind == "buffer" and not 0 <= a.value < len(loops.buffers) for a in read):
                 raise ValueError("a kernel that takes other arrays than it is given")
-        made = Kernel(
-            dialect=CUDA,
-            head=str(int(kernel["code"])),
+        made = Launches(
             wide=bool(kernel["wide"]),
-            snippets=(),
-            bodies=(),
             launches=tuple(launches),
             scratch=tuple(map(int, kernel["scratch"])),
             packed=bool(kernel["packed"]),
             alignments=tuple([(int(i), int(n)) for i, n in kernel["alignments"]]),
         )
-        return self._backend.launcher(made, {})
+        code = functools.partial(self._machine_code, int(kernel["code"]))
+        return _cuda_start.launcher(self._gpu, made, code)
+
+    def _machine_code(self, number: int, cc: tuple[int, int]) -> bytes:
+        found = _fitting(self._about["architectures"], cc)
+        if found is None:
+            raise BundleError(self.other(self._about, cc))
+        return bytes(self._parts[f"cuda {number} {found}"])
 
 
 def _fitting(architectures: Sequence[str], cc: tuple[int, int]) -> str | None:

@@ -19,6 +19,8 @@ from rtxarr._replay import recorder
 from rtxarr.polygraph._arena import KEPT
 
 MOST = 1 << 18  # bytes of an array; larger ones are left to the pool
+# A block lasts while results are made, which a pool would put where others were by then.
+ARENA_LIMIT = 1.05
 
 
 class _Thread(threading.local):

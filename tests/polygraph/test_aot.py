@@ -390,7 +390,8 @@ WITHOUT = """
     for _ in range(3):
         outs.append(loaded(outs[-1]))
     np.save(sys.argv[3], np.stack(outs))
-    assert not {"numba", "llvmlite", "cupy", "pickle5"} & set(sys.modules)
+    writers = {f"rtxarr.polygraph.codegen.{name}" for name in ("_text", "_kernels", "_nvrtc")}
+    assert not {"numba", "llvmlite", "cupy", "pickle5", *writers} & set(sys.modules)
     print(min(spent))
 """
 
@@ -683,10 +684,10 @@ def test_machine_code_for_several_gpus():
 def test_gpu_program_runs_what_was_saved(tmp_path, monkeypatch):
     bundle = cuda_bundle()
     bundle.save(tmp_path / "f.rtx")
-    from rtxarr.polygraph import _cuda_backend
+    from rtxarr.polygraph import _cuda_start
 
     gpu = FakeGpu()
-    monkeypatch.setattr(_cuda_backend, "Gpu", lambda: gpu)
+    monkeypatch.setattr(_cuda_start, "Gpu", lambda: gpu)
     loaded = load(tmp_path / "f.rtx")
     emulated = fuse(faults.softmax, backend=gpu.emulated)
     x = some(4, 300)
@@ -700,10 +701,10 @@ def test_gpu_program_runs_what_was_saved(tmp_path, monkeypatch):
 def test_other_gpus_are_refused_by_name(tmp_path, monkeypatch):
     path = tmp_path / "f.rtx"
     cuda_bundle(("sm_80", "sm_90")).save(path)
-    from rtxarr.polygraph import _cuda_backend
+    from rtxarr.polygraph import _cuda_start
 
     gpu = FakeGpu()
-    monkeypatch.setattr(_cuda_backend, "Gpu", lambda: gpu)
+    monkeypatch.setattr(_cuda_start, "Gpu", lambda: gpu)
     load(path)
     for cc in ((7, 5), (10, 0), (12, 0)):
         gpu.capability = lambda device, cc=cc: cc
@@ -797,16 +798,17 @@ ON_GPU = """
     sys.meta_path.insert(0, Nothing())
     import cupy, numpy as np
     from rtxarr.polygraph import load
-    from rtxarr.polygraph.codegen import _nvrtc
     def nothing(*args, **kwargs):
         raise RuntimeError("there is no compiler")
-    cupy.cuda.compiler.compile_using_nvrtc = _nvrtc.compile_text = nothing
+    cupy.cuda.compiler.compile_using_nvrtc = nothing
     loaded = load(sys.argv[1])
     x = cupy.asarray(np.load(sys.argv[2]))
     for _ in range(3):
         x = loaded(x)
     np.save(sys.argv[3], cupy.asnumpy(x))
-    assert not {"numba", "llvmlite"} & set(sys.modules)
+    assert not {"numba", "llvmlite", "rtxarr.polygraph.codegen._text"} & set(sys.modules)
+    with open("/proc/self/maps") as maps:
+        assert "libnvrtc" not in maps.read()
 """
 
 

@@ -162,14 +162,14 @@ def test_steps_are_refused_by_name():
 @pytest.mark.nvrtc
 def test_draws_on_a_gpu_need_numba_cuda(tmp_path, monkeypatch):
     pytest.importorskip("cupy")
-    from rtxarr.polygraph import _cuda_backend
+    from rtxarr.polygraph import _cuda_start
 
     rng = Generator(1)
     bundle = rx.fuse(lambda x: x + rng.uniform(8)).aot(
         [(ArraySpec((8,), "float64"),)], targets="cuda", architectures=["sm_90"]
     )
     bundle.save(tmp_path / "f.rtx")
-    monkeypatch.setattr(_cuda_backend, "Gpu", FakeGpu)
+    monkeypatch.setattr(_cuda_start, "Gpu", FakeGpu)
     load(tmp_path / "f.rtx")
     monkeypatch.setattr(_aot_load, "find_spec", lambda name: None)
     with pytest.raises(BundleError, match=r"f\.rtx draws random numbers on a GPU.*numba-cuda"):

@@ -9,9 +9,10 @@ from itertools import product
 from rtxarr.polygraph._index import Symbol
 from rtxarr.polygraph._loops import Statement
 from rtxarr.polygraph.codegen._keep import keep_plan
+from rtxarr.polygraph.codegen._launch import Argument
 from rtxarr.polygraph.codegen._reductions import Reduction, reduction
 from rtxarr.polygraph.codegen._rows import SLOT, Rows
-from rtxarr.polygraph.codegen._text import Argument, Kernel
+from rtxarr.polygraph.codegen._text import Kernel
 from rtxarr.polygraph.codegen._writer import FULL, Entry
 
 _LONG = 1 << 15  # bytes of a row; of what is shorter, all lengths share a text

@@ -16,8 +16,9 @@ from rtxarr.polygraph._index import Expr, names_in
 from rtxarr.polygraph._loops import Phase, Statement
 from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._keep import keep_plan
+from rtxarr.polygraph.codegen._launch import Argument
 from rtxarr.polygraph.codegen._reductions import Reduction, reduction
-from rtxarr.polygraph.codegen._text import Argument, Kernel, Lines, loaded_names, sources_of
+from rtxarr.polygraph.codegen._text import Kernel, Lines, loaded_names, sources_of
 from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, wanted
 
 _THREADS = 256

@@ -17,9 +17,10 @@ from rtxarr.polygraph._index import Div, Expr, Loaded, Symbol, names_in
 from rtxarr.polygraph._loops import Phase, Statement
 from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._keep import keep_plan
+from rtxarr.polygraph.codegen._launch import Argument
 from rtxarr.polygraph.codegen._reductions import Reduction, reduction
 from rtxarr.polygraph.codegen._segments import THREADS, WARPS, Segments
-from rtxarr.polygraph.codegen._text import Argument, loaded_names, sources_of
+from rtxarr.polygraph.codegen._text import loaded_names, sources_of
 from rtxarr.polygraph.codegen._writer import Entry, Writer, power_of_two, wanted
 
 EDGES = 4  # whose features a thread reads at once

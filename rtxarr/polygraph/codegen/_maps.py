@@ -13,8 +13,9 @@ from collections.abc import Hashable, Sequence
 
 from rtxarr.polygraph._loops import Loops
 from rtxarr.polygraph.codegen._dialects import Dialect
+from rtxarr.polygraph.codegen._launch import Argument, Launch, Table, number_bytes
 from rtxarr.polygraph.codegen._snippets import plain
-from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel, Launch, Table, number_bytes
+from rtxarr.polygraph.codegen._text import BATCH, Kernel
 from rtxarr.polygraph.codegen._writer import Entry, Writer, power_of_two
 
 _THREADS = 256

@@ -8,8 +8,9 @@ from typing import Any
 from rtxarr.polygraph._loops import Loops, Phase, Statement
 from rtxarr.polygraph.codegen._dialects import Dialect
 from rtxarr.polygraph.codegen._keep import keep_plan
+from rtxarr.polygraph.codegen._launch import Argument
 from rtxarr.polygraph.codegen._rows import Rows
-from rtxarr.polygraph.codegen._text import Argument, Kernel, loaded_names
+from rtxarr.polygraph.codegen._text import Kernel, loaded_names
 from rtxarr.polygraph.codegen._writer import Entry
 
 _THREADS = 512

@@ -13,8 +13,9 @@ from rtxarr.polygraph._loops import Phase, Statement
 from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen import _scans
 from rtxarr.polygraph.codegen._keep import keep_plan
+from rtxarr.polygraph.codegen._launch import Argument
 from rtxarr.polygraph.codegen._reductions import Reduction, reduction
-from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel, Lines
+from rtxarr.polygraph.codegen._text import BATCH, Kernel, Lines
 from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, wanted
 
 SLOT = 16  # bytes for a value of a row, whatever its type

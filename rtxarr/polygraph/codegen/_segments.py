@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from rtxarr.polygraph._index import Expr
 from rtxarr.polygraph._loops import Statement
+from rtxarr.polygraph.codegen._launch import Argument
 from rtxarr.polygraph.codegen._reductions import Reduction
 from rtxarr.polygraph.codegen._rows import SLOT, Passes
-from rtxarr.polygraph.codegen._text import BATCH, Argument, Kernel
+from rtxarr.polygraph.codegen._text import BATCH, Kernel
 from rtxarr.polygraph.codegen._writer import FULL, Entry, power_of_two
 
 THREADS = 256  # of a block

@@ -8,7 +8,6 @@ threads take neighbouring elements. Both orders give a thread its elements in ri
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,55 +19,14 @@ from rtxarr.polygraph._index import Div, Expr, Loaded, Mod, Symbol
 from rtxarr.polygraph._loops import Loops, Statement
 from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._dialects import Dialect
+from rtxarr.polygraph.codegen._launch import Argument, Launches
 from rtxarr.polygraph.codegen._snippets import SNIPPETS, needed, plain
 
 BATCH = 2  # packets of a tile, at least
 
 
 @dataclass(frozen=True)
-class Argument:
-    """A parameter of a kernel and what the host passes for it.
-
-    ``kind`` is "buffer" (``value`` is its place among the arguments of the call), "number" (an
-    int), "divisor" (an int), "packed" (whether accesses of packets are allowed), "scratch" (the
-    number of a scratch buffer), or "table" (the kernel's :class:`Table`).
-    """
-
-    kind: str
-    type: str
-    name: str
-    value: int = 0
-
-
-@dataclass(frozen=True)
-class Launch:
-    """An entry point of a text and how it is started."""
-
-    name: str
-    grid: tuple[int, int]
-    block: tuple[int, int]
-    shared: int
-    arguments: tuple[Argument, ...]
-
-
-@dataclass(frozen=True)
-class Table:
-    """What several maps in one launch are passed: addresses of the arrays of each, then the rest.
-
-    Attributes
-    ----------
-    arrays : tuple of tuple of int
-        For each map the places of its arrays among the arguments of the call.
-    rest : bytes
-        What comes after their addresses.
-    """
-
-    arrays: tuple[tuple[int, ...], ...]
-    rest: bytes
-
-
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(Launches):
     """Generated text and how to run it.
 
     Attributes
@@ -76,35 +34,16 @@ class Kernel:
     dialect : Dialect
     head : str
         What all kernels of this index width and language begin with.
-    wide : bool
-        Whether indices have 64 bits.
     snippets : tuple of str
         Names of the functions that it calls, in the order in which they must stand.
     bodies : tuple of str
         The text of each entry point.
-    launches : tuple of Launch
-        In order.
-    scratch : tuple of int
-        Bytes of each scratch buffer.
-    packed : bool
-        Whether packets are aligned, as far as sizes tell.
-    alignments : tuple of (int, int)
-        Arguments of the call and the number of bytes that their addresses must be multiples of for
-        accesses of packets.
-    table : Table or None
-        Of a kernel that runs several maps.
     """
 
     dialect: Dialect
     head: str
-    wide: bool
     snippets: tuple[str, ...]
     bodies: tuple[str, ...]
-    launches: tuple[Launch, ...]
-    scratch: tuple[int, ...]
-    packed: bool
-    alignments: tuple[tuple[int, int], ...]
-    table: Table | None = None
 
     @property
     def body(self) -> str:
@@ -344,17 +283,3 @@ def sources_of(s: Statement) -> list[str]:
     if s.op in ("index", "in_range", "divides"):
         return list(loaded_names(s.args[0]))
     return list(s.args)
-
-
-def number_bytes(argument: Argument, *, wide: bool) -> bytes:
-    """Return what the host passes for a "number" or a "divisor"."""
-    n = argument.value
-    if argument.kind == "number":
-        return struct.pack("=q" if wide else "=i", n)
-    if wide:
-        return struct.pack("=q", n)
-    # Granlund and Montgomery, "Division by invariant integers using multiplication", 1994: for
-    # 0 <= a < 2**31, a // n is (high word of a * factor, plus a) >> shift.
-    shift = (n - 1).bit_length()
-    factor = (2**32 * (2**shift - n)) // n + 1
-    return struct.pack("=III", n, factor, shift)

@@ -14,7 +14,8 @@ from rtxarr.polygraph import _index as ix
 from rtxarr.polygraph._index import Div, Expr, Mod, Symbol
 from rtxarr.polygraph._loops import Loops, Phase, Statement
 from rtxarr.polygraph.codegen import _operations as ops
-from rtxarr.polygraph.codegen._text import Argument, Kernel, loaded_names
+from rtxarr.polygraph.codegen._launch import Argument
+from rtxarr.polygraph.codegen._text import Kernel, loaded_names
 from rtxarr.polygraph.codegen._writer import Entry, Writer
 
 _LEAST = 8  # sides below this are not worth a tile

@@ -12,18 +12,11 @@ from rtxarr.polygraph._index import Div, Expr, Loaded, Symbol
 from rtxarr.polygraph._loops import Loops, Statement
 from rtxarr.polygraph.codegen import _operations as ops
 from rtxarr.polygraph.codegen._dialects import Dialect
+from rtxarr.polygraph.codegen._launch import Argument, Launch
 from rtxarr.polygraph.codegen._quotients import Stage, is_quotient, stages_of
 from rtxarr.polygraph.codegen._reductions import Reduction
 from rtxarr.polygraph.codegen._snippets import plain
-from rtxarr.polygraph.codegen._text import (
-    BATCH,
-    Argument,
-    Kernel,
-    Launch,
-    Lines,
-    Texts,
-    sources_of,
-)
+from rtxarr.polygraph.codegen._text import BATCH, Kernel, Lines, Texts, sources_of
 
 FULL = 1 << 17  # threads that keep a large GPU busy
 

@@ -25,8 +25,9 @@ import numpy as np
 from rtxarr.polygraph.codegen import _operations, _scans
 from rtxarr.polygraph.codegen._dialects import DIALECTS
 from rtxarr.polygraph.codegen._kernels import SHARED_LIMIT, generate
+from rtxarr.polygraph.codegen._launch import number_bytes
 from rtxarr.polygraph.codegen._maps import pattern
-from rtxarr.polygraph.codegen._text import join_texts, number_bytes
+from rtxarr.polygraph.codegen._text import join_texts
 
 HERE = Path(__file__).parent
 HAS_COMPILER = shutil.which("g++") is not None
