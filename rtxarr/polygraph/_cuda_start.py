@@ -71,7 +71,7 @@ class Gpu:
 
     def use(self, device_id: int) -> None:
         """Make the device's context current: the driver wants that of each thread."""
-        _device.core.Device(device_id).set_current()
+        self._cupy.cuda.runtime.setDevice(device_id)
 
     def load(self, code: bytes) -> Any:
         """Return a module of the current device, which has ``function(name, shared)``."""
