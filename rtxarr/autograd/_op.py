@@ -232,16 +232,17 @@ def apply(op: Op, args, kwargs):
     if kwargs:
         kwargs = {k: x.data if isinstance(x, Tensor) else x for k, x in kwargs.items()}
     raw = []
-    edges: list[tuple] = []
+    edges: tuple[tuple, ...] = ()
     tracked: tuple[int, ...] = ()
-    for index, arg in enumerate(args):
+    dtype = None
+    for arg in args:
         if isinstance(arg, Tensor):
-            data = arg.data
-            raw.append(data)
-            node = arg.node
+            data, node = arg.data, arg.node
             if node is not None:
-                tracked += (index,)
-                edges.append((node, arg.slot, data.shape, data.dtype))
+                tracked += (len(raw),)
+                dtype = data.dtype
+                edges += ((node, arg.slot, data.shape, dtype),)
+            raw.append(data)
         else:
             raw.append(arg)
     fwd = op.fwd
@@ -263,20 +264,21 @@ def apply(op: Op, args, kwargs):
     store: list[int] | None = store_of(args[0]) if shared else None
     several = isinstance(out, tuple)
     node = None
-    if tracked and mode & RECORDED and (several or is_inexact(out.dtype)):
+    # What is tracked is inexact, so a result of its dtype is, too: one call less.
+    if tracked and mode & RECORDED and (several or out.dtype is dtype or is_inexact(out.dtype)):
         plan = op.plans.get(tracked) or op.plan(tracked)
-        guards = []
+        guards: tuple[tuple, ...] = ()
         for index in range(len(args)) if plan.guards_all else plan.guarded:
             arg = args[index]
             if isinstance(arg, Tensor):
                 counter = arg.store
                 if counter is None:
                     counter = arg.store = [0]
-                guards.append((counter, counter[0]))
+                guards += ((counter, counter[0]),)
         if plan.saves_out:
             if store is None:
                 store = [0]
-            guards.append((store, store[0]))
+            guards += ((store, store[0]),)
         node = _new(Node)  # the calls that this spares are a tenth of a small operation
         node.plan, node.edges, node.guards = plan, edges, guards
         node.saved = plan.save(raw, out, kwargs)

@@ -122,8 +122,8 @@ def _binary(name, summary, rule1=None, rule2=None, *, holomorphic=True):
 
     def function(x1, x2, /):
         dtype1, dtype2 = getattr(x1, "dtype", None), getattr(x2, "dtype", None)
-        if (dtype1 in BFLOAT16 or dtype2 in BFLOAT16) and (
-            dtype1 is not dtype2 or type(x1) is not type(x2)
+        if (dtype1 is not dtype2 or type(x1) is not type(x2)) and (
+            dtype1 in BFLOAT16 or dtype2 in BFLOAT16
         ):
             out = _with_number(name, x1, x2)
             if out is not None:
