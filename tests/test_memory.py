@@ -327,7 +327,7 @@ def run_out(where, net, fail, monkeypatch):
     elif where == "jitted":
         rx.jit(lambda x: fail())(rx.Tensor(np.ones(3)))
     elif where == "loaded":
-        loaded = _aot_load.Loaded("f", [])
+        loaded = _aot_load.Loaded("f", [], [])
         monkeypatch.setattr(loaded, "_call", fail)
         loaded(np.ones(3))
     elif where == "clipped":

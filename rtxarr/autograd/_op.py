@@ -231,7 +231,7 @@ def apply(op: Op, args, kwargs):
         kwargs = {name: state.tracing.lift(x) for name, x in kwargs.items()}
     if kwargs:
         kwargs = {k: x.data if isinstance(x, Tensor) else x for k, x in kwargs.items()}
-    raw = []
+    raw: list[Any] = []
     edges: tuple[tuple, ...] = ()
     tracked: tuple[int, ...] = ()
     dtype = None
