@@ -21,6 +21,7 @@ from rtxarr.polygraph.codegen._writer import FULL, Entry, Writer, power_of_two, 
 SLOT = 16  # bytes for a value of a row, whatever its type
 _HELD = 32  # registers of a thread for what stays of a row
 _MIN_BLOCKS = 3  # of 256 such threads, on a multiprocessor at once
+_LONG = 512  # statements of a thread that is written out: half a second to compile three times
 
 
 class Shape(NamedTuple):
@@ -151,6 +152,7 @@ class Rows(Passes):
         self.batches = [self._batch(p) for p in self.loops.phases]
         self.batch = max(self.batches)
         self.order: _scans.Order | None = None
+        self.one_tile = False  # a row is what its threads take at once
         self.scan_bytes = 0
         if self.loops.scans:
             dtype = self.loops.scans[0].dtype
@@ -351,6 +353,7 @@ class Rows(Passes):
         self.out("const Index begin = 0, end = live ? cols : 0;")
         self.chip_lines(f"padded * {self.dialect.threads_y}", f"{self.dialect.thread_y} * padded")
         if self.in_registers:
+            self.one_tile = loops.cols == shape.threads * self.batch * self.lanes
             self.passes_by_packing()
         else:
             self.all_passes()
@@ -469,7 +472,8 @@ class Rows(Passes):
     def passes_by_packing(self) -> None:
         """Write all passes for whole tiles of arrays that pack, for parts, and for other arrays.
 
-        So no loop has to ask.
+        So no loop has to ask. A long text is for whole tiles or for parts, as they take as long to
+        compile.
         """
         whole = f"cols == {self.row_size()}"
         ways = [
@@ -477,6 +481,8 @@ class Rows(Passes):
             ("else if (packed)", True, False),
             ("else", False, False),
         ]
+        if self._is_long():
+            ways = [("if (packed)", True, self.one_tile), ("else", False, False)]
         for test, packing, is_whole in [("", False, False)] if self._is_loose() else ways:
             self.packing, self.whole = packing, is_whole
             with self.out.block(test):
@@ -484,6 +490,10 @@ class Rows(Passes):
                 self.out(f"const Index step = {apart};")
                 self.all_passes()
         self.packing = None
+
+    def _is_long(self) -> bool:
+        n_statements = sum(len(phase.body) for phase in self.loops.phases)
+        return n_statements * self.batch * self.lanes > _LONG
 
     def sums_bytes(self) -> int:
         return 32 * SLOT * len(self.reductions)

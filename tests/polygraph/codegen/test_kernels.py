@@ -256,6 +256,24 @@ def test_rows_in_registers(shape, dtype, block):
     assert launch.shared <= 1024
 
 
+@pytest.mark.parametrize("cols, parts", [(1024, False), (1020, True), (1023, True)])
+def test_long_texts_are_for_whole_rows_or_for_parts(cols, parts):
+    x = ir.input_node(0, "float32", (3, cols))
+    y = x
+    for _ in range(12):
+        y = ir.map_node("sin", ir.map_node("multiply", y, x))
+    graph = ir.Graph([x], [softmax(y)])
+    backend = Checked(seeds=(0, 1))
+    program = Program(graph, backend)
+    text = backend.source(program.steps[0].loops)
+    assert "cols ==" not in text
+    assert text.count("if (packed)") == 1
+    assert ("first < end ? first : end - 4" in text) is parts
+    program(array((3, cols), "float32"))
+    short = backend.source(Program(ir.Graph([x], [softmax(x)]), backend).steps[0].loops)
+    assert "cols ==" in short
+
+
 def test_passes_over_chunks_of_rows():
     backend = Checked(seeds=(1,), shared_limit=20_000)
     x = ir.input_node(0, "float32", (64, 8200))
