@@ -104,13 +104,19 @@ class _Implementations(dict):
         return function
 
 
-def _unary(name, summary, rule=None, *, holomorphic=True, view=False):
-    """Make the one-argument function ``name``; ``rule`` is its gradient, None for zero."""
+def _unary(name, summary, rule=None, *, holomorphic=True, view=False, of_complex=None):
+    """Make the one-argument function ``name``; ``rule`` is its gradient, None for zero.
+
+    ``of_complex`` corrects what the namespace gives for a complex array.
+    """
 
     implementations = _Implementations(name)
 
     def function(x, /):
-        return implementations[type(x)](x)
+        out = implementations[type(x)](x)
+        if of_complex is not None and dtypes.is_complex(out.dtype):
+            return of_complex(x, out)
+        return out
 
     rules = {"x": rule} if rule else {}
     return _finish(function, name, summary, ("x",), rules, holomorphic, view)
@@ -262,10 +268,43 @@ pow = _binary("pow", "Raise ``x1`` to the power ``x2``.", _pow_base, _pow_expone
 
 # ------------------------------------------------- exponentials and logarithms
 
+
+def _with_real_part(xp, x, part):
+    """Give ``x`` with ``part`` as real part; to subtract keeps the sign of an imaginary zero."""
+    return x - (xp.real(x) - part)
+
+
+def _complex_expm1(x, out):
+    # CuPy's is exp(x) - 1 everywhere, NumPy's gives NaN for infinities.
+    xp = namespace(x)
+    a, b = xp.real(x), xp.imag(x)
+    part = xp.expm1(a) * xp.cos(b) - 2 * xp.sin(0.5 * b) ** 2
+    return xp.where(xp.abs(a) < 40, _with_real_part(xp, out, part), xp.exp(x) - 1)
+
+
+def _complex_log1p(x, out):
+    # NumPy's and CuPy's real part is log(abs(1 + x)), with the error of that sum.
+    xp = namespace(x)
+    a, b = xp.real(x), xp.imag(x)
+    near = xp.abs(x) < 0.5
+    part = 0.5 * xp.log1p(xp.where(near, a * (2 + a) + b * b, 0))
+    return xp.where(near, _with_real_part(xp, out, part), out)
+
+
 exp = _unary("exp", "Give the exponential.", lambda g, out: _times(g, out))
-expm1 = _unary("expm1", "Give ``exp(x) - 1``, exact near zero.", lambda g, out: g * (out + 1))
+expm1 = _unary(
+    "expm1",
+    "Give ``exp(x) - 1``, exact near zero.",
+    lambda g, out: g * (out + 1),
+    of_complex=_complex_expm1,
+)
 log = _unary("log", "Give the natural logarithm.", lambda g, x: _over(g, x))
-log1p = _unary("log1p", "Give ``log(1 + x)``, exact near zero.", lambda g, x: g / (x + 1))
+log1p = _unary(
+    "log1p",
+    "Give ``log(1 + x)``, exact near zero.",
+    lambda g, x: g / (x + 1),
+    of_complex=_complex_log1p,
+)
 log2 = _unary("log2", "Give the base-2 logarithm.", lambda g, x: g / (x * 0.6931471805599453))
 log10 = _unary("log10", "Give the base-10 logarithm.", lambda g, x: g / (x * 2.302585092994046))
 
