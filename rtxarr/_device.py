@@ -22,6 +22,7 @@ import array_api_compat
 import array_api_compat.numpy as _numpy
 import numpy as np
 
+from rtxarr._host import HostStream, host_memory
 from rtxarr._launch import Call, Loaded, allow_shared, launch_shape, planned
 from rtxarr._out_of_memory import explain_out_of_memory
 
@@ -104,7 +105,14 @@ def namespace(*arrays: Any) -> ModuleType:
         if found is not None:
             return _settle_mix(arrays)
         found = xp
-    return found if found is not None else _device_namespace(device())
+    return found if found is not None else _namespace_without_arrays(arrays)
+
+
+def _namespace_without_arrays(arrays: tuple) -> ModuleType:
+    """Return the current device's namespace, for numbers and lists of them."""
+    if arrays and not any(isinstance(x, (int, float, complex, list, tuple)) for x in arrays):
+        raise TypeError(f"an array is needed, got {' and '.join(type(x).__name__ for x in arrays)}")
+    return _device_namespace(device())
 
 
 def _settle_mix(arrays: tuple) -> ModuleType:
@@ -493,23 +501,7 @@ _resolve = device  # to_device's own argument has that name
 # --------------------------------------------------------------------- streams and memory
 
 
-class _HostStream:
-    """The CPU's stream: everything has already happened."""
-
-    def __enter__(self) -> _HostStream:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        """Return at once."""
-
-    def __repr__(self) -> str:
-        return "Stream('cpu')"
-
-
-_HOST_STREAM = _HostStream()
+_HOST_STREAM = HostStream()
 
 
 def synchronize(device: str | Device | None = None) -> None:
@@ -568,7 +560,7 @@ def memory_stats(device: str | Device | None = None) -> dict[str, int]:
     """
     place = _resolve(device)
     if place.kind == "cpu":
-        return _host_memory()
+        return host_memory()
     cupy = _cupy()
     with cupy.cuda.Device(place.index):
         pool = cupy.get_default_memory_pool()
@@ -579,17 +571,6 @@ def memory_stats(device: str | Device | None = None) -> dict[str, int]:
             "free": free,
             "total": total,
         }
-
-
-def _host_memory() -> dict[str, int]:
-    try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        free, total = (page * os.sysconf(f"SC_{name}_PAGES") for name in ("AVPHYS", "PHYS"))
-        with open("/proc/self/statm") as f:
-            used = page * int(f.read().split()[1])
-    except (AttributeError, OSError, ValueError):  # not Linux
-        used = free = total = 0
-    return {"used": used, "pool": used, "free": free, "total": total}
 
 
 # --------------------------------------------------------------------------------- launching

@@ -26,6 +26,7 @@ RANKS = {
     "_launch": 0,
     "_names": 0,
     "_override": 0,
+    "_host": 0,
     "_out_of_memory": 0,
     "_replay": 0,
     "dtypes": 1,
