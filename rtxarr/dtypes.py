@@ -92,16 +92,16 @@ _PY_BOOL = builtins.bool
 _PY_SCALARS = (_PY_BOOL, int, float, complex)
 
 
-def _foreign(dtype: Any) -> Any:
+def _foreign(dtype: Any, name: str = "dtype") -> Any:
     """Return the namespace of a dtype object that is not NumPy's (array_api_strict, torch)."""
     library: Any = sys.modules.get(type(dtype).__module__.partition(".")[0])
     if not hasattr(library, "empty"):
-        raise TypeError(f"expected an array or a dtype, got {type(dtype).__name__}")
+        raise TypeError(f"{name} must be a dtype or an array, got {type(dtype).__name__}")
     # Any array of that library leads to its wrapped namespace.
     return array_api_compat.array_namespace(library.empty(0))
 
 
-def _dtype(x: Any) -> Any:
+def _dtype(x: Any, name: str = "dtype") -> Any:
     """Return the dtype of an array, or the dtype itself; NumPy's and CuPy's as ``np.dtype``."""
     if isinstance(x, np.dtype):
         return x
@@ -111,8 +111,8 @@ def _dtype(x: Any) -> Any:
         try:
             return np.dtype(x)
         except TypeError:
-            raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, got {x!r}") from None
-    _foreign(x)  # raises unless it is another library's dtype
+            raise TypeError(f"{name} must be one of {', '.join(DTYPES)}, got {x!r}") from None
+    _foreign(x, name)  # raises unless it is another library's dtype
     return x
 
 
@@ -139,7 +139,7 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
         elif kind in _PY_SCALARS:
             kinds.append(kind)
         else:
-            dtype = _dtype(x)
+            dtype = _dtype(x, "arrays_and_dtypes")
             if not isinstance(dtype, np.dtype):
                 return _foreign(dtype).result_type(*arrays_and_dtypes)
             kinds.append(dtype)
@@ -166,7 +166,7 @@ def _promote(kinds: tuple) -> np.dtype:
 
 def can_cast(from_: Any, to: Any, /) -> _PY_BOOL:
     """Tell whether every value of ``from_`` (a dtype or an array) fits in the dtype ``to``."""
-    from_, to = _dtype(from_), _dtype(to)
+    from_, to = _dtype(from_, "from_"), _dtype(to, "to")
     if not isinstance(from_, np.dtype):
         return _foreign(from_).can_cast(from_, to)
     if from_ == _BF16:
@@ -305,11 +305,11 @@ def finfo(type: Any, /) -> FInfo:  # noqa: A002  (the standard's name)
     ----------
     type : dtype or array
     """
-    dtype = _dtype(type)
+    dtype = _dtype(type, "type")
     if not isinstance(dtype, np.dtype):
         return _foreign(dtype).finfo(dtype)
     if not is_inexact(dtype):
-        raise TypeError(f"finfo needs a floating or complex dtype, got {dtype}")
+        raise TypeError(f"type must be a floating or complex dtype, got {dtype}")
     info = (ml_dtypes.finfo if dtype == _BF16 else np.finfo)(dtype)
     return FInfo(
         bits=info.bits,
@@ -328,10 +328,10 @@ def iinfo(type: Any, /) -> IInfo:  # noqa: A002
     ----------
     type : dtype or array
     """
-    dtype = _dtype(type)
+    dtype = _dtype(type, "type")
     if not isinstance(dtype, np.dtype):
         return _foreign(dtype).iinfo(dtype)
     if dtype.kind not in "iu":
-        raise TypeError(f"iinfo needs an integer dtype, got {dtype}")
+        raise TypeError(f"type must be an integer dtype, got {dtype}")
     info = np.iinfo(dtype)
     return IInfo(info.bits, info.max, info.min, dtype)

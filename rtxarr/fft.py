@@ -8,6 +8,7 @@ precision stays single; half precision is transformed in single.
 from collections.abc import Sequence
 from typing import Literal
 
+from rtxarr.autograd._op import explained
 from rtxarr.ops import _fft
 
 __all__ = [
@@ -34,6 +35,7 @@ def _length(n):
     return None if n is None else (n,)
 
 
+@explained
 def fft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward"):
     """Give the discrete Fourier transform along one axis.
 
@@ -53,11 +55,13 @@ def fft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward"):
     return _fft.fft_any(x, _length(n), (axis,), norm, inverse=False)
 
 
+@explained
 def ifft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward"):
     """Give the inverse discrete Fourier transform along one axis; parameters as :func:`fft`."""
     return _fft.fft_any(x, _length(n), (axis,), norm, inverse=True)
 
 
+@explained
 def fftn(
     x,
     /,
@@ -84,6 +88,7 @@ def fftn(
     return _fft.fft_any(x, s, axes, norm, inverse=False)
 
 
+@explained
 def ifftn(
     x,
     /,
@@ -96,6 +101,7 @@ def ifftn(
     return _fft.fft_any(x, s, axes, norm, inverse=True)
 
 
+@explained
 def rfft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward"):
     """Give the non-negative frequencies of the transform of real data along one axis.
 
@@ -114,6 +120,7 @@ def rfft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward")
     return _fft.rfft_any(x, _length(n), (axis,), norm)
 
 
+@explained
 def irfft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward"):
     """Give the real data whose :func:`rfft` along one axis is ``x``.
 
@@ -134,6 +141,7 @@ def irfft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward"
     return _fft.irfft_any(x, _length(n), (axis,), norm)
 
 
+@explained
 def rfftn(
     x,
     /,
@@ -158,6 +166,7 @@ def rfftn(
     return _fft.rfft_any(x, s, axes, norm)
 
 
+@explained
 def irfftn(
     x,
     /,
@@ -185,6 +194,7 @@ def irfftn(
     return _fft.irfft_any(x, s, axes, norm)
 
 
+@explained
 def hfft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward"):
     """Give the real transform of a signal of which ``x`` is the non-negative half.
 
@@ -204,6 +214,7 @@ def hfft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward")
     return _fft.hfft_any(x, _length(n), (axis,), norm)
 
 
+@explained
 def ihfft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward"):
     """Give the non-negative half of the signal whose :func:`hfft` is ``x``.
 
@@ -222,6 +233,7 @@ def ihfft(x, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward"
     return _fft.ihfft_any(x, _length(n), (axis,), norm)
 
 
+@explained
 def fftfreq(n: int, /, *, d: float = 1.0, dtype=None, device=None):
     """Create the frequencies of an ``n``-point transform, in its order.
 
@@ -242,6 +254,7 @@ def fftfreq(n: int, /, *, d: float = 1.0, dtype=None, device=None):
     return _fft.frequencies("fftfreq", n, d, dtype, device)
 
 
+@explained
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype=None, device=None):
     """Create the frequencies of :func:`rfft`; parameters as :func:`fftfreq`.
 
@@ -252,11 +265,13 @@ def rfftfreq(n: int, /, *, d: float = 1.0, dtype=None, device=None):
     return _fft.frequencies("rfftfreq", n, d, dtype, device)
 
 
+@explained
 def fftshift(x, /, *, axes: int | Sequence[int] | None = None):
     """Move frequency zero to the middle of each of ``axes`` (all by default)."""
     return _fft.shift(x, axes, 1)
 
 
+@explained
 def ifftshift(x, /, *, axes: int | Sequence[int] | None = None):
     """Undo :func:`fftshift`."""
     return _fft.shift(x, axes, -1)

@@ -111,9 +111,9 @@ def test_other_libraries_dtypes():
 def test_nothing_and_nonsense_are_refused():
     with pytest.raises(ValueError, match="needs at least one array or dtype, got none"):
         result_type()
-    with pytest.raises(TypeError, match="dtype must be one of bool, int8.*got 'float31'"):
+    with pytest.raises(TypeError, match="arrays_and_dtypes must be one of bool.*got 'float31'"):
         result_type("float31")
-    with pytest.raises(TypeError, match="expected an array or a dtype, got list"):
+    with pytest.raises(TypeError, match="arrays_and_dtypes must be a dtype or an array, got list"):
         result_type([1.0])
 
 
@@ -217,9 +217,9 @@ def test_limits_of_integers(name):
 
 
 def test_limits_of_other_types_are_refused():
-    with pytest.raises(TypeError, match="finfo needs a floating or complex dtype, got int32"):
+    with pytest.raises(TypeError, match="type must be a floating or complex dtype, got int32"):
         finfo(np.int32)
-    with pytest.raises(TypeError, match="iinfo needs an integer dtype, got bfloat16"):
+    with pytest.raises(TypeError, match="type must be an integer dtype, got bfloat16"):
         iinfo(bf16)
 
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import device_of, to_device
+from rtxarr._device import device_of, is_array, to_device
 from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr.autograd._autocast import cast_arguments, policy_of
 from rtxarr.autograd._mode import AUTOCAST, OBSERVED, PROFILED, RECORDED, TRACED, WITNESSED, state
@@ -40,6 +40,7 @@ from rtxarr.autograd._tape import raw as raw_of
 from rtxarr.dtypes import is_inexact
 
 OPS: dict[str, "Op"] = {}
+EXPLAINED = (AttributeError, TypeError, ValueError, IndexError, MemoryError)
 
 
 class Op:
@@ -257,7 +258,7 @@ def apply(op: Op, args, kwargs):
             state.frame.begin(op, tracked, raw, kwargs)
     try:
         out = fwd(*raw, **kwargs) if kwargs else fwd(*raw)
-    except (TypeError, ValueError, IndexError, MemoryError) as error:
+    except EXPLAINED as error:
         explain(error, op.fwd, raw, kwargs)
         raise
     shared = (op.view or out is raw[0]) and isinstance(args[0], Tensor)
@@ -405,7 +406,7 @@ def differentiable(
                     return apply(op, args, kwargs)
         try:
             return fwd(*args, **kwargs)
-        except (TypeError, ValueError, IndexError, MemoryError) as error:
+        except EXPLAINED as error:
             explain(error, fwd, args, kwargs)
             raise
 
@@ -458,7 +459,8 @@ def _register(op):
 
 
 def _describe(value):
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
+    # NumPy's types of numbers have these attributes, too.
+    if hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type):
         return f"{value.dtype} array of shape {tuple(value.shape)}"
     if isinstance(value, tuple) and any(hasattr(v, "shape") for v in value):
         return f"({', '.join(map(_describe, value))})"
@@ -467,7 +469,13 @@ def _describe(value):
 
 
 def explain(error, fwd, args, kwargs):
-    """Add to an error of an array library which function got what, or who holds the memory."""
+    """Add to an error of an array library which function got what, or who holds the memory.
+
+    Raises
+    ------
+    TypeError
+        In place of an AttributeError of an argument that is no array.
+    """
     if getattr(error, "__notes__", None):
         return  # said already, nearer to where it happened
     if isinstance(error, MemoryError):
@@ -476,8 +484,32 @@ def explain(error, fwd, args, kwargs):
         bound = inspect.signature(fwd).bind_partial(*args, **kwargs).arguments
     except TypeError:
         return
+    if isinstance(error, AttributeError):
+        for name, value in bound.items():
+            values = value if isinstance(value, (list, tuple)) else ()
+            for x in (value, *values):
+                if x is error.obj and not isinstance(x, Tensor) and not is_array(x):
+                    verb = "be" if x is value else "hold"
+                    plural = "an array" if x is value else "arrays"
+                    raise TypeError(
+                        f"{name} must {verb} {plural}, got {type(x).__name__}"
+                    ) from None
     parts = [f"{name}: {_describe(value)}" for name, value in bound.items()]
     error.add_note(f"in {fwd.__name__}({', '.join(parts)})")
+
+
+def explained(function: Callable) -> Callable:
+    """Have errors of a function that is no operation say which arguments it got."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except EXPLAINED as error:
+            explain(error, function, args, kwargs)
+            raise
+
+    return call
 
 
 def nondifferentiable(fwd: Callable) -> Callable:
@@ -503,7 +535,7 @@ def nondifferentiable(fwd: Callable) -> Callable:
             kwargs = {name: raw_of(a) for name, a in kwargs.items()}
         try:
             out = fwd(*args, **kwargs)
-        except (TypeError, ValueError, IndexError, MemoryError) as error:
+        except EXPLAINED as error:
             explain(error, fwd, args, kwargs)
             raise
         return _wrap_untracked(out) if tensors else out

@@ -12,7 +12,7 @@ import numpy as np
 from rtxarr._device import is_device_array
 from rtxarr._override import overridable
 from rtxarr.autograd._mode import is_recording
-from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._op import differentiable, explained
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import bfloat16, is_half
 from rtxarr.libs.blas import try_matmul, try_matmul_with_aux
@@ -45,6 +45,7 @@ def is_tracked(*arrays):
 # ------------------------------------------------------------------------------ an activation
 
 
+@explained
 def linear(x, weight, bias=None, *, activation: str | None = None):
     """Give ``activation(x @ weight.T + bias)``.
 
@@ -173,6 +174,7 @@ _stored_gelu.defvjps(x=lambda g, x: _gelu_rule(g, x, "tanh"))
 # ------------------------------------------------------------------------------------- a gate
 
 
+@explained
 def gated_linear(x, w_gate, w_up, b_gate=None, b_up=None, *, activation: str = "silu"):
     """Give ``activation(x @ w_gate.T + b_gate) * (x @ w_up.T + b_up)``: SwiGLU, GEGLU and others.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._device import namespace
-from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._op import differentiable, explained
 from rtxarr.autograd._tape import Tensor
 from rtxarr.kernels import activation as kernels
 from rtxarr.kernels import softmax as rows
@@ -158,6 +158,7 @@ def _elu_rule(g, out, alpha, scale):
 elu.defvjps(x=_elu_rule)
 
 
+@explained
 def selu(x, /):
     """Give the self-normalizing :func:`elu`: zero mean and unit variance are a fixed point.
 

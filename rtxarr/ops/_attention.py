@@ -12,7 +12,7 @@ import numpy as np
 
 from rtxarr._device import is_device_array, namespace
 from rtxarr._override import overridable, tracing
-from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._op import differentiable, explained
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import accumulator, isdtype, result_type
 from rtxarr.kernels.dropout import threshold
@@ -311,6 +311,7 @@ def _attention_gradient(of_out, out, lse, q, k, v, mask, lengths, *, needs, **op
 _attention.defvjp(_attention_rule)
 
 
+@explained
 def scaled_dot_product_attention(
     q,
     k,

@@ -11,7 +11,7 @@ import math
 from rtxarr._device import is_device_array, namespace
 from rtxarr._override import overridable
 from rtxarr.autograd._autocast import active_dtype
-from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._op import differentiable, explained
 from rtxarr.autograd._tape import raw
 from rtxarr.libs._conv_plans import channels_last
 from rtxarr.libs.dnn import try_convolution, try_convolution_input, try_convolution_weight
@@ -426,5 +426,7 @@ _DOC_TRANSPOSE = """Spread each element over the window that :func:`conv{n_axes}
     Differentiable in ``x``, ``weight`` and ``bias`` to any order.
     """
 
-conv1d, conv2d, conv3d = map(_conv_function, (1, 2, 3))
-conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_conv_transpose_function, (1, 2, 3))
+conv1d, conv2d, conv3d = (explained(_conv_function(n)) for n in (1, 2, 3))
+conv_transpose1d, conv_transpose2d, conv_transpose3d = (
+    explained(_conv_transpose_function(n)) for n in (1, 2, 3)
+)

@@ -3,7 +3,7 @@
 from rtxarr import _device
 from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr.autograd._mode import TRACED, state
-from rtxarr.autograd._op import differentiable, nondifferentiable
+from rtxarr.autograd._op import differentiable, explained, nondifferentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.ops._elementwise import astype
 
@@ -58,6 +58,7 @@ def _create(name, device, *args, **options):
         return getattr(_device.namespace(), name)(*args, **options)
 
 
+@explained
 def asarray(obj, /, *, dtype=None, device=None, copy=None):
     """Make a raw array (a Tensor stays one) from scalars, nested lists or any array.
 
@@ -115,6 +116,7 @@ def _asarray_tensor(obj, dtype, device, copy):
     return astype(obj, wanted)
 
 
+@explained
 def from_dlpack(x, /, *, device=None, copy=None):
     """Take over an array of another library through DLPack, without a copy where possible.
 
@@ -139,7 +141,7 @@ def _shaped(name, summary):
     def function(shape, *, dtype=None, device=None):
         return _numeric(name, device, shape, dtype=dtype)
 
-    return _documented(function, name, summary, "shape : int or tuple of int", _FLOAT)
+    return explained(_documented(function, name, summary, "shape : int or tuple of int", _FLOAT))
 
 
 def _documented(function, name, summary, parameters, default):
@@ -153,20 +155,24 @@ ones = _shaped("ones", "Make an array of ones.")
 empty = _shaped("empty", "Make an array without setting it.")
 
 
+@explained
 def full(shape, fill_value, *, dtype=None, device=None):
     return _numeric("full", device, shape, raw(fill_value), dtype=dtype)
 
 
+@explained
 def arange(start, /, stop=None, step=1, *, dtype=None, device=None):
     if step == 0:
         raise ValueError("step must not be 0")
     return _create("arange", device, start, stop, step, dtype=dtype)
 
 
+@explained
 def linspace(start, stop, /, num, *, dtype=None, device=None, endpoint=True):
     return _create("linspace", device, start, stop, num, dtype=dtype, endpoint=endpoint)
 
 
+@explained
 def eye(n_rows, n_cols=None, /, *, k=0, dtype=None, device=None):
     return _create("eye", device, n_rows, n_cols, k=k, dtype=dtype)
 
@@ -217,8 +223,11 @@ ones_like = _like("ones_like", "Make ones of the shape of ``x``.")
 empty_like = _like("empty_like", "Make an array of the shape of ``x`` without setting it.")
 
 
+@explained
 def full_like(x, /, fill_value, *, dtype=None, device=None):
     x = raw(x)
+    if fill_value is None:
+        raise TypeError("fill_value must be a number or an array, got None")
     if device is not None and _device.device(device) != _device.device_of(x):
         return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
     return _device.namespace(x).full_like(x, raw(fill_value), dtype=dtype)

@@ -17,7 +17,7 @@ import numpy as np
 
 from rtxarr import dtypes
 from rtxarr._device import namespace
-from rtxarr.autograd._op import differentiable, nondifferentiable
+from rtxarr.autograd._op import differentiable, explained, nondifferentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import conj, imag, real, where
 from rtxarr.ops._half import rounded_once
@@ -86,6 +86,7 @@ def _over(x, size):
 # ------------------------------------------------------------------------ factorizations
 
 
+@explained
 def cholesky(x, /, *, upper: bool = False):
     """Factor Hermitian positive definite matrices as ``L @ L^H``.
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from rtxarr._device import device_of, namespace
 from rtxarr._override import tracing
-from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._op import differentiable, explained
 from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import result_type
 from rtxarr.kernels import dropout as kernels
@@ -19,6 +19,7 @@ from rtxarr.ops._reduce import sum
 __all__ = ["dropout", "dropout_add"]
 
 
+@explained
 def dropout(x, rate: float, /, *, generator=None):
     """Set elements to zero at random and scale the others up, so that the mean is kept.
 
@@ -64,6 +65,7 @@ def _dropout(x, kept, /, *, rate):
 _dropout.defvjps(x=lambda g, kept, rate: _dropout(g, kept, rate=rate))
 
 
+@explained
 def dropout_add(x, residual, rate: float, /, bias=None, *, generator=None):
     """Give ``residual + dropout(x + bias)``.
 

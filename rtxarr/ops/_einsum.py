@@ -11,6 +11,7 @@ import string
 import numpy as np
 
 from rtxarr import dtypes
+from rtxarr.autograd._op import explained
 from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import astype, multiply
 from rtxarr.ops._half import lowered
@@ -24,6 +25,7 @@ __all__ = ["einsum"]
 _TERM = re.compile(r"([A-Za-z]*)(\.\.\.)?([A-Za-z]*)")
 
 
+@explained
 def einsum(subscripts: str, /, *operands):
     """Sum products of elements over the indices that the result does not keep.
 

@@ -466,7 +466,10 @@ def where(condition, x1, x2, /):
         x1, x2 = _align(x1, x2)
         # CuPy gives float32 for two bfloat16 arrays.
         return namespace(x1).where(condition, x1, x2).astype(x1.dtype, copy=False)
-    return namespace(condition, x1, x2).where(condition, x1, x2)
+    out = namespace(condition, x1, x2).where(condition, x1, x2)
+    if out.dtype == object:
+        raise TypeError("x1 and x2 must be arrays or numbers")
+    return out
 
 
 where.defvjps(

@@ -39,6 +39,8 @@ def _prepare(x, s, axes, norm, *, half_spectrum=False):
             s[-1] = 2 * (s[-1] - 1)
     if len(s) != len(axes):
         raise ValueError(f"s and axes must have one length, got s={tuple(s)} and axes={axes}")
+    if not all(isinstance(n, (int, np.integer)) for n in s):
+        raise TypeError(f"n and s must be integers, got {tuple(s)}")
     if any(n < 1 for n in s):
         raise ValueError(f"a transform needs at least one point along each axis, got {tuple(s)}")
     # There is no half-precision complex type.

@@ -4,7 +4,7 @@ import functools
 
 from rtxarr._device import is_device_array
 from rtxarr._override import tracing
-from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._op import differentiable, explained
 from rtxarr.autograd._tape import raw
 from rtxarr.kernels import activation as kernels
 from rtxarr.ops._activations import _gelu_rule, _silu_slope, gelu, relu, sigmoid, silu
@@ -126,16 +126,19 @@ _GATE_DOC = """
 """
 
 
+@explained
 def glu(x, /, *, axis: int = -1):
     """Multiply the first half of ``x`` by the :func:`sigmoid` of the second."""
     return _gated(x, axis, "sigmoid")
 
 
+@explained
 def geglu(x, /, *, axis: int = -1):
     """Multiply the first half of ``x`` by the :func:`gelu` of the second."""
     return _gated(x, axis, "gelu")
 
 
+@explained
 def swiglu(x, /, *, axis: int = -1):
     """Multiply the first half of ``x`` by the :func:`silu` of the second."""
     return _gated(x, axis, "silu")

@@ -6,7 +6,7 @@ import numpy as np
 
 from rtxarr._device import namespace
 from rtxarr.autograd._mode import TRACED, is_recording, state
-from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._op import differentiable, explained
 from rtxarr.autograd._tape import Leaf, Tensor, mark_changed, raw
 from rtxarr.ops._manipulate import broadcast_to, only_axis
 
@@ -71,6 +71,11 @@ def _scatter_flat(xp, values, positions, shape):
     return xp.reshape(flat, shape)
 
 
+def _refuse_none(values):
+    if values is None:  # which NumPy writes as NaN
+        raise TypeError("values must be an array or a number, got None")
+
+
 @differentiable
 def index_update(x, key, values, /):
     """Give a copy of ``x`` with ``x[key] = values``.
@@ -83,6 +88,7 @@ def index_update(x, key, values, /):
         goes to both.
     values : array, Tensor or scalar, broadcast to the shape of ``x[key]``
     """
+    _refuse_none(values)
     out = namespace(x).asarray(x, copy=True)
     out[key] = values
     return out
@@ -94,6 +100,7 @@ index_update.defvjps(
 )
 
 
+@explained
 def index_add(x, key, values, /):
     """Give a copy of ``x`` with ``values`` added at ``key``, duplicates included.
 
@@ -103,11 +110,19 @@ def index_add(x, key, values, /):
     key : any NumPy index
     values : array, Tensor or scalar, broadcast to the shape of ``x[key]``
     """
+    _refuse_none(values)
     array = raw(x)
     key = unwrap(key)
     if not hasattr(values, "dtype"):
         values = namespace(array).asarray(values, dtype=array.dtype)
-    return x + _index_add_zeros(broadcast_to(values, array[key].shape), key, array.shape)
+    shape = array[key].shape
+    try:
+        values = broadcast_to(values, shape)
+    except ValueError:
+        raise ValueError(
+            f"values must broadcast to the shape of x[key], {shape}, got {values.shape}"
+        ) from None
+    return x + _index_add_zeros(values, key, array.shape)
 
 
 @differentiable(movement=True)

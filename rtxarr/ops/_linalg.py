@@ -6,7 +6,7 @@ import numpy as np
 
 from rtxarr._device import is_device_array, namespace
 from rtxarr._override import overridable
-from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._op import differentiable, explained
 from rtxarr.dtypes import result_type
 from rtxarr.libs.blas import try_matmul
 from rtxarr.ops._elementwise import astype, conj
@@ -150,6 +150,7 @@ def _vecdot_rule2(g, x1, x1_shape, x2_shape, axis):
 vecdot.defvjps(x1=_vecdot_rule1, x2=_vecdot_rule2)
 
 
+@explained
 def tensordot(x1, x2, /, *, axes=2):
     """Sum products over pairs of axes.
 

@@ -11,7 +11,7 @@ import numpy as np
 from rtxarr._checks import values_are_checked
 from rtxarr._device import is_device_array, namespace
 from rtxarr.autograd._autocast import active_dtype
-from rtxarr.autograd._op import differentiable, nondifferentiable
+from rtxarr.autograd._op import differentiable, explained, nondifferentiable
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import result_type
 from rtxarr.kernels import cross_entropy as kernels
@@ -172,6 +172,7 @@ _cross_entropy_gradient.defvjps(
 )
 
 
+@explained
 def cross_entropy(
     logits,
     labels,
@@ -203,6 +204,7 @@ def cross_entropy(
     return _reduce(losses, reduction, logits.dtype, _count(kept, losses.dtype))
 
 
+@explained
 def nll_loss(
     log_probs,
     labels,
@@ -267,6 +269,7 @@ _PAIR_DOC = """
         Differentiable in both."""
 
 
+@explained
 def binary_cross_entropy_with_logits(logits, targets, *, pos_weight=None, reduction: str = "mean"):
     """Give the negative log-likelihood of ``targets`` under the sigmoid of ``logits``.
 
@@ -287,6 +290,7 @@ def binary_cross_entropy_with_logits(logits, targets, *, pos_weight=None, reduct
     return _reduce(positive + (1 - t) * softplus(x), reduction, dtype)
 
 
+@explained
 def mse_loss(prediction, target, *, reduction: str = "mean"):
     """Give the squared differences.
 
@@ -301,6 +305,7 @@ def mse_loss(prediction, target, *, reduction: str = "mean"):
     return _reduce(difference * difference, reduction, dtype)
 
 
+@explained
 def l1_loss(prediction, target, *, reduction: str = "mean"):
     """Give the absolute differences; where they are zero so is the gradient.
 
@@ -324,6 +329,7 @@ def _huber(x, /, *, delta):
 _huber.defvjps(x=lambda g, x, delta: g * clip(x, -delta, delta))
 
 
+@explained
 def huber_loss(prediction, target, *, delta: float = 1.0, reduction: str = "mean"):
     """Give half the squared differences up to ``delta``, and straight lines beyond.
 
@@ -343,6 +349,7 @@ def huber_loss(prediction, target, *, delta: float = 1.0, reduction: str = "mean
     return _reduce(_huber(x - t, delta=float(delta)), reduction, dtype)
 
 
+@explained
 def smooth_l1_loss(prediction, target, *, beta: float = 1.0, reduction: str = "mean"):
     """Give :func:`l1_loss` with a parabola where the difference is below ``beta``.
 
@@ -361,6 +368,7 @@ def smooth_l1_loss(prediction, target, *, beta: float = 1.0, reduction: str = "m
     return _reduce(_huber(x - t, delta=float(beta)) / beta, reduction, dtype)
 
 
+@explained
 def kl_div(log_probs, target, *, log_target: bool = False, reduction: str = "mean"):
     """Give the terms ``target * (log(target) - log_probs)`` of the divergence from ``target``.
 
@@ -391,6 +399,7 @@ def kl_div(log_probs, target, *, log_target: bool = False, reduction: str = "mea
     return _reduce(terms, "mean", dtype, count=max(1, q.shape[0]))
 
 
+@explained
 def cosine_similarity(x1, x2, *, axis: int = -1, eps: float = 1e-8):
     """Give the cosine of the angle between vectors along one axis.
 

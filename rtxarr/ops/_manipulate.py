@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from rtxarr._device import is_array, is_device_array, namespace
-from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._op import differentiable, explained
 from rtxarr.dtypes import isdtype, result_type
 from rtxarr.ops._check import check_count
 from rtxarr.ops._elementwise import BFLOAT16, astype
@@ -41,6 +41,8 @@ def normalize_axis(axis, ndim):
     """Give an axis counted from the front."""
     if not isinstance(axis, (int, np.integer)):
         raise TypeError(f"axis must be an integer, got {axis!r}")
+    if not ndim:
+        raise ValueError(f"axis must be one of the array, which has none, got {axis}")
     if not -ndim <= axis < ndim:
         raise ValueError(f"axis must lie in [-{ndim}, {ndim}), got {axis}")
     return axis % ndim
@@ -235,6 +237,7 @@ def broadcast_to(x, /, shape):
 broadcast_to.defvjps(x=lambda g: g)  # the engine sums over the broadcast axes
 
 
+@explained
 def broadcast_arrays(*arrays):
     """Broadcast all arrays against each other.
 
@@ -250,6 +253,7 @@ def broadcast_arrays(*arrays):
     return tuple(broadcast_to(a, shape) for a in arrays)
 
 
+@explained
 def broadcast_shapes(*shapes):
     """Give the shape that arrays of ``shapes`` broadcast to.
 
@@ -412,6 +416,7 @@ def _concat_rule(g, arrays_shape, axis, needs):
 _concat.defvjp(_concat_rule)
 
 
+@explained
 def concat(arrays, /, *, axis=0):
     """Join arrays along an existing axis; None flattens them first.
 
@@ -435,6 +440,7 @@ def _sequence(arrays):
     return arrays
 
 
+@explained
 def stack(arrays, /, *, axis=0):
     """Join arrays of one shape along a new axis.
 
@@ -451,6 +457,7 @@ def stack(arrays, /, *, axis=0):
     return concat([expand_dims(a, axis=axis) for a in arrays], axis=axis)
 
 
+@explained
 def unstack(x, /, *, axis=0):
     """Split an array along one axis into arrays without that axis.
 
@@ -468,6 +475,7 @@ def unstack(x, /, *, axis=0):
     return tuple(rows[i, ...] for i in range(rows.shape[0]))
 
 
+@explained
 def meshgrid(*arrays, indexing="xy"):
     """Make coordinate arrays of a grid from 1-D coordinate vectors; gives a tuple.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rtxarr import dtypes
 from rtxarr._device import namespace
-from rtxarr.autograd._op import differentiable, nondifferentiable
+from rtxarr.autograd._op import differentiable, explained, nondifferentiable
 from rtxarr.autograd._tape import raw
 from rtxarr.ops._elementwise import abs, astype, conj, multiply, where
 from rtxarr.ops._half import rounded_once
@@ -76,6 +76,7 @@ def _zero(x):
     return False if dtypes.isdtype(x.dtype, "bool") else 0
 
 
+@explained
 def tril(x, /, *, k: int = 0):
     """Keep the lower triangle of each matrix and set the rest to zero.
 
@@ -89,6 +90,7 @@ def tril(x, /, *, k: int = 0):
     return where(_below(x, k), x, _zero(x))
 
 
+@explained
 def triu(x, /, *, k: int = 0):
     """Keep the upper triangle of each matrix and set the rest to zero.
 
@@ -102,6 +104,7 @@ def triu(x, /, *, k: int = 0):
     return where(_below(x, k - 1), _zero(x), x)
 
 
+@explained
 def diagonal(x, /, *, offset: int = 0):
     """Give a diagonal of each matrix.
 
@@ -132,6 +135,7 @@ def diagonal_matrix(x):
     return where(identity_mask(x, x.shape[-1]), expand_dims(x, axis=-2), 0)
 
 
+@explained
 def trace(x, /, *, offset: int = 0, dtype=None):
     """Sum a diagonal of each matrix; integers widen to int64.
 
@@ -149,6 +153,7 @@ def trace(x, /, *, offset: int = 0, dtype=None):
 # --------------------------------------------------------------------------- products
 
 
+@explained
 def outer(x1, x2, /):
     """Give the products of all pairs of elements of two vectors.
 
@@ -191,6 +196,7 @@ cross.defvjps(
 )
 
 
+@explained
 def matrix_power(x, n: int, /):
     """Multiply each matrix ``n`` times with itself.
 
@@ -295,6 +301,7 @@ def _vector_norm_rows(mask, x_shape, axis):
     return reshape(mask, tuple(1 if i in axes else n for i, n in enumerate(x_shape)))
 
 
+@explained
 def matrix_norm(
     x,
     /,

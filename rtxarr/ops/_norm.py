@@ -6,7 +6,7 @@ For the backward pass it keeps the input, the weight and the statistics of each 
 import math
 
 from rtxarr._device import namespace, runs_kernels
-from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._op import differentiable, explained
 from rtxarr.autograd._tape import Tensor, raw
 from rtxarr.dtypes import accumulator, result_type
 from rtxarr.kernels import group_norm as group_kernels
@@ -154,6 +154,7 @@ def _last_axes(x, n_axes):
     return tuple(range(x.ndim - n_axes, x.ndim)), tuple(x.shape[x.ndim - n_axes :])
 
 
+@explained
 def layer_norm(x, weight=None, bias=None, *, n_axes: int = 1, eps: float = 1e-5):
     """Normalize to zero mean and unit variance over the last axes.
 
@@ -180,6 +181,7 @@ def layer_norm(x, weight=None, bias=None, *, n_axes: int = 1, eps: float = 1e-5)
     return _apply(x, weight, bias, axes, shape, eps)
 
 
+@explained
 def rms_norm(x, weight=None, *, n_axes: int = 1, eps: float = 1e-6):
     """Scale to unit root mean square over the last axes.
 
@@ -306,6 +308,7 @@ _group_norm.defper_sample(
 )
 
 
+@explained
 def group_norm(
     x,
     n_groups: int,
@@ -353,6 +356,7 @@ def group_norm(
     return _group_norm(x, weight, bias, centre, inverse, **options)
 
 
+@explained
 def batch_norm(x, weight=None, bias=None, *, mean=None, var=None, eps: float = 1e-5):
     """Normalize each channel to zero mean and unit variance over the batch.
 

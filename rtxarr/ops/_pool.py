@@ -3,7 +3,7 @@
 import numpy as np
 
 from rtxarr._device import constant, namespace
-from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._op import differentiable, explained
 from rtxarr.autograd._tape import raw
 from rtxarr.ops._check import check_floating
 from rtxarr.ops._elementwise import astype
@@ -235,6 +235,7 @@ def _part_weights(n, n_parts):
     return weights
 
 
+@explained
 def global_avg_pool(x, /, *, keepdims: bool = False):
     """Average over all spatial axes.
 
@@ -251,6 +252,7 @@ def global_avg_pool(x, /, *, keepdims: bool = False):
     return _global(mean, x, keepdims)
 
 
+@explained
 def global_max_pool(x, /, *, keepdims: bool = False):
     """Give the largest element over all spatial axes; ties share the gradient evenly.
 
@@ -333,6 +335,8 @@ _ADAPTIVE_DOC = """Average as many parts of each axis ({axes}) as the result is 
     array or Tensor, shape (batch, channels, *output_size)
     """
 
-max_pool1d, max_pool2d, max_pool3d = map(_max_pool_function, (1, 2, 3))
-avg_pool1d, avg_pool2d, avg_pool3d = map(_avg_pool_function, (1, 2, 3))
-adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = map(_adaptive_function, (1, 2, 3))
+max_pool1d, max_pool2d, max_pool3d = (explained(_max_pool_function(n)) for n in (1, 2, 3))
+avg_pool1d, avg_pool2d, avg_pool3d = (explained(_avg_pool_function(n)) for n in (1, 2, 3))
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (
+    explained(_adaptive_function(n)) for n in (1, 2, 3)
+)

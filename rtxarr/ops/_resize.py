@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from rtxarr._device import constant, namespace
-from rtxarr.autograd._op import differentiable
+from rtxarr.autograd._op import differentiable, explained
 from rtxarr.ops._check import check_floating, check_number
 from rtxarr.ops._elementwise import astype
 from rtxarr.ops._half import widen
@@ -101,6 +101,7 @@ _resample.defvjps(x=lambda g, axis, stencil: _resample_transpose(g, axis=axis, s
 _resample_transpose.defvjps(y=lambda g, axis, stencil: _resample(g, axis=axis, stencil=stencil))
 
 
+@explained
 def interpolate(
     x,
     /,

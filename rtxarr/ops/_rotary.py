@@ -1,7 +1,7 @@
 """Rotary position embedding, and its derivative rule."""
 
 from rtxarr._device import namespace
-from rtxarr.autograd._op import differentiable, nondifferentiable
+from rtxarr.autograd._op import differentiable, explained, nondifferentiable
 from rtxarr.dtypes import accumulator
 from rtxarr.kernels import rotary as kernels
 from rtxarr.ops._check import check_floating, check_number
@@ -100,6 +100,7 @@ _rotate.defvjps(
 )
 
 
+@explained
 def rotary_embedding(x, cos, sin, *, interleaved: bool = False):
     """Turn pairs of features by angles that grow with the position in the sequence.
 
