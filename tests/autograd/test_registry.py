@@ -48,6 +48,25 @@ def test_every_case_names_an_operation():
     assert set(CASES) - set(OPS) == set()
 
 
+def test_every_argument_with_a_rule_has_a_case():
+    for op in OPS.values():
+        op.plans.clear()
+    for function, args in (case for found in CASES.values() for case in found):
+        with np.errstate(all="ignore"):
+            function(*map(_tracked, args))
+    for op in OPS.values():
+        checked = {name for pattern in op.plans for name in _names(op, pattern)}
+        assert set(op.rules) <= checked, f"the cases of {op.name} miss an argument"
+
+
+def _names(op, pattern):
+    return [op.variadic or op.arg_names[i] for i in pattern]
+
+
+def _tracked(a):
+    return rx.Tensor(a, requires_grad=True) if a is not None and is_inexact(a.dtype) else a
+
+
 def _operations(outputs):
     names, seen = set(), set()
     stack = [t.node for t in outputs if isinstance(t, rx.Tensor)]
@@ -67,10 +86,7 @@ def test_gradients_of_first_and_second_order(name, which, device):
     function, args = CASES[name][which]
     args = [rx.asarray(a, device=device) if isinstance(a, np.ndarray) else a for a in args]
     with rx.device(device):
-        tracked = [
-            rx.Tensor(a, requires_grad=True) if a is not None and is_inexact(a.dtype) else a
-            for a in args
-        ]
+        tracked = list(map(_tracked, args))
         with np.errstate(all="ignore"):
             assert name in _operations(flatten(function(*tracked))[0]), (
                 "the case misses its operation"
