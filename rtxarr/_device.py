@@ -128,7 +128,10 @@ def _settle_mix(arrays: tuple) -> ModuleType:
     if len(found) == 1:
         return next(iter(found.values()))
     names = " and ".join(name.removeprefix("array_api_compat.") for name in found)
-    raise TypeError(f"arrays must all belong to one library, got {names}; move them with to_device")
+    raise TypeError(
+        f"arrays must all belong to one library, got {names}; move them with to_device "
+        "or rx.asarray"
+    )
 
 
 def is_array(x: Any) -> bool:

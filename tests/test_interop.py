@@ -50,10 +50,53 @@ def test_torch_tensors_share_memory_both_ways():
     theirs = torch.arange(4, dtype=torch.float32)
     ours = rx.asarray(theirs)
     theirs[0] = 7
+    assert isinstance(ours, np.ndarray)
     assert isinstance(rx.from_dlpack(theirs), np.ndarray)
     assert float(ours[0]) == 7
     back = torch.from_dlpack(rx.Tensor(np.arange(4.0)))
     assert back.dtype == torch.float64 and back.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.compare
+def test_bfloat16_of_torch_shares_memory():
+    torch = pytest.importorskip("torch")
+    theirs = torch.ones(3, dtype=torch.bfloat16)
+    ours = rx.asarray(theirs)
+    theirs[0] = 7
+    assert ours.dtype == rx.bfloat16 and ours.astype(np.float32).tolist() == [7, 1, 1]
+    bits = torch.from_dlpack(ours.view("int16"))
+    assert bits.view(torch.bfloat16).tolist() == [7, 1, 1]
+
+
+def test_bfloat16_tensors_say_how_to_hand_them_over():
+    with pytest.raises(BufferError, match=r"x.data.view\('int16'\)"):
+        rx.Tensor(np.ones(3, rx.bfloat16)).__dlpack__()
+
+
+def test_memory_of_other_devices_is_refused():
+    class Elsewhere(Foreign):
+        def __dlpack_device__(self):
+            return 8, 0
+
+    with pytest.raises(BufferError, match="x must lie on the CPU or on a CUDA device, got.* 8"):
+        rx.from_dlpack(Elsewhere(np.ones(3)))
+
+
+class OnGpu:
+    """What numba's device arrays give: the CUDA array interface and nothing else."""
+
+    def __init__(self, array):
+        self._array = array
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+
+@pytest.mark.gpu
+def test_objects_with_the_cuda_array_interface_are_taken_over_without_a_copy():
+    x = rx.arange(4.0, device="cuda:0")
+    for place in ("cpu", "cuda:0"):
+        with rx.device(place):
+            taken = rx.asarray(OnGpu(x))
+        assert taken.data.ptr == x.data.ptr
 
 
 @pytest.mark.gpu

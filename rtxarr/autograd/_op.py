@@ -40,7 +40,7 @@ from rtxarr.autograd._tape import raw as raw_of
 from rtxarr.dtypes import is_inexact
 
 OPS: dict[str, "Op"] = {}
-EXPLAINED = (AttributeError, TypeError, ValueError, IndexError, MemoryError)
+EXPLAINED = (AttributeError, BufferError, TypeError, ValueError, IndexError, MemoryError)
 
 
 class Op:

@@ -1,6 +1,10 @@
 """Creation functions: raw arrays on the current device, or on ``device``."""
 
-from rtxarr import _device
+import sys
+
+import numpy as np
+
+from rtxarr import _device, dtypes
 from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr.autograd._mode import TRACED, state
 from rtxarr.autograd._op import differentiable, explained, nondifferentiable
@@ -37,6 +41,10 @@ _NEW = """
 """
 _FLOAT = "float64"
 
+# DLPack's kinds of memory: plain and pinned by CUDA; CUDA's, and CUDA's that moves.
+_HOST_MEMORY = (1, 3)
+_CUDA_MEMORY = (2, 13)
+
 
 def _numeric(name, device, shape, *args, dtype):
     """Call :func:`_create`, refusing dtypes of objects, text and dates."""
@@ -65,8 +73,9 @@ def asarray(obj, /, *, dtype=None, device=None, copy=None):
     Parameters
     ----------
     obj : scalar, nested sequence, array, Tensor or object with DLPack
-        Arrays stay on their device unless ``device`` says otherwise; DLPack objects of other
-        libraries (torch, cudf, cugraph) are taken over without a copy.
+        Arrays stay on their device unless ``device`` says otherwise; those of other libraries
+        (torch, cudf, cugraph, Numba) are taken over without a copy, through DLPack or
+        ``__cuda_array_interface__``.
     dtype : dtype, optional
     device : Device or str, optional
     copy : bool, optional
@@ -80,8 +89,11 @@ def asarray(obj, /, *, dtype=None, device=None, copy=None):
         return _asarray_tensor(obj, dtype, device, copy)
     if isinstance(obj, (list, tuple)):
         obj = _plain(obj)
-    if not _device.is_array(obj) and hasattr(obj, "__dlpack__"):
-        obj = from_dlpack(obj)
+    if _is_foreign(obj):
+        if hasattr(obj, "__dlpack__"):
+            obj = from_dlpack(obj)
+        else:
+            obj = _create("asarray", "cuda", obj)
     if _device.is_array(obj):
         if device is not None and _device.device(device) != _device.device_of(obj):
             if copy is False:
@@ -92,6 +104,15 @@ def asarray(obj, /, *, dtype=None, device=None, copy=None):
     if made.dtype.kind in "OSUM":
         raise TypeError(f"obj must hold numbers or bools, got {type(obj).__name__}: {made.dtype}")
     return made
+
+
+def _is_foreign(obj):
+    """Tell whether ``obj`` is an array of a library whose arrays lack the standard's methods."""
+    if isinstance(obj, (np.ndarray, np.generic)) or _device.is_device_array(obj):
+        return False
+    if hasattr(obj, "__array_namespace__") or isinstance(obj, type):
+        return False
+    return hasattr(obj, "__dlpack__") or hasattr(obj, "__cuda_array_interface__")
 
 
 def _plain(obj):
@@ -130,10 +151,16 @@ def from_dlpack(x, /, *, device=None, copy=None):
         raise TypeError(f"x must have __dlpack__, got {type(x).__name__}")
     x = raw(x)
     kind, index = x.__dlpack_device__()
-    # Kinds 1 and 3 are host memory (plain and pinned by CUDA).
-    place = "cpu" if int(kind) in (1, 3) else f"cuda:{index}"
+    if int(kind) not in _HOST_MEMORY + _CUDA_MEMORY:
+        raise BufferError(f"x must lie on the CPU or on a CUDA device, got DLPack's device {kind}")
+    place = "cpu" if int(kind) in _HOST_MEMORY else f"cuda:{index}"
     options = {} if copy is None else {"copy": copy}
-    out = _create("from_dlpack", place, x, **options)
+    if str(getattr(x, "dtype", "")) == "torch.bfloat16" and place == "cpu":
+        # Which NumPy takes as numbers of another type only.
+        x = x.view(sys.modules["torch"].int16)
+        out = _create("from_dlpack", place, x, **options).view(dtypes.bfloat16)
+    else:
+        out = _create("from_dlpack", place, x, **options)
     return out if device is None else _device.to_device(out, device)
 
 

@@ -8,6 +8,7 @@ from rtxarr import _device
 from rtxarr._info import check_api_version
 from rtxarr.autograd._op import apply
 from rtxarr.autograd._tape import Leaf, Tensor
+from rtxarr.dtypes import bfloat16
 from rtxarr.ops import _create as create
 from rtxarr.ops import _elementwise as elementwise
 from rtxarr.ops import _index as index
@@ -90,6 +91,11 @@ def _array(self, dtype=None, copy=None):
 def _dlpack(self, **options):
     if self.node is not None:
         raise BufferError("a tensor that requires grad has no DLPack; use rx.stop_gradient(x)")
+    if self.dtype == bfloat16 and isinstance(self.data, np.ndarray):
+        raise BufferError(
+            "NumPy has no DLPack for bfloat16; hand over x.data.view('int16') and view it as "
+            "bfloat16 there"
+        )
     return _exported(self).__dlpack__(**options)
 
 
