@@ -12,6 +12,11 @@ def check_api_version(api_version: str | None) -> None:
         raise ValueError(f"api_version must be one of {', '.join(_VERSIONS)}, got {api_version!r}")
 
 
+def _refuse_unknown(device) -> None:
+    if device is not None:
+        _device.device(device)
+
+
 class NamespaceInfo:
     """Inspection of the namespace, as the array API standard defines it."""
 
@@ -28,7 +33,8 @@ class NamespaceInfo:
         return _device.device()
 
     def default_dtypes(self, *, device=None) -> dict:
-        """Give the default dtype of each kind."""
+        """Give the default dtype of each kind, the same on each device."""
+        _refuse_unknown(device)
         return dtypes.default_dtypes()
 
     def devices(self) -> list[_device.Device]:
@@ -44,6 +50,7 @@ class NamespaceInfo:
         kind : str or tuple of str, optional
             As :func:`rtxarr.isdtype` takes it.
         """
+        _refuse_unknown(device)
         # float16 and bfloat16 work too, but are not names of the standard.
         known = {n: d for n, d in dtypes.DTYPES.items() if n not in ("float16", "bfloat16")}
         if kind is None:

@@ -649,6 +649,9 @@ def test_creation():
     for obj in (True, 1, 1.5, 1j, [1, 2], [[1.0], [2.0]], [True, 2], [1, 2.5], []):
         assert make("asarray", obj)
     assert make("asarray", [1, 0], dtype="bool")
+    assert rx.asarray(2**64 - 1, dtype=rx.uint64) == 2**64 - 1
+    with pytest.raises(OverflowError, match="64 bits, got 36893488147419103232"):
+        rx.asarray(2**65)
 
 
 def test_creation_like(wrap):
@@ -716,6 +719,11 @@ def test_inspection():
     for kind in KINDS:
         want = strict.__array_namespace_info__().dtypes(kind=kind)
         assert set(info.dtypes(kind=kind)) == set(want)
+    with pytest.raises(ValueError, match="device must be 'auto', 'cpu'"):
+        info.dtypes(device="tpu")
+    with pytest.raises(ValueError, match="device must be 'auto', 'cpu'"):
+        info.default_dtypes(device="tpu")
+    assert info.dtypes(device="cpu") == info.dtypes()
     assert set(info.dtypes(kind=("bool", "real floating"))) == {"bool", *REAL}
     assert all(getattr(rx, name) == dtype for name, dtype in info.dtypes().items())
 

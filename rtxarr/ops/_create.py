@@ -102,6 +102,8 @@ def asarray(obj, /, *, dtype=None, device=None, copy=None):
         return _device.namespace(obj).asarray(obj, dtype=dtype, copy=copy)
     made = _create("asarray", device, obj, dtype=dtype, copy=copy)
     if made.dtype.kind in "OSUM":
+        if isinstance(obj, int):
+            raise OverflowError(f"obj must fit into an integer of 64 bits, got {obj}")
         raise TypeError(f"obj must hold numbers or bools, got {type(obj).__name__}: {made.dtype}")
     return made
 
