@@ -116,6 +116,14 @@ def _dtype(x: Any, name: str = "dtype") -> Any:
     return x
 
 
+def as_dtype(dtype: Any) -> np.dtype:
+    """Return NumPy's dtype object of an argument called ``dtype``."""
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}") from None
+
+
 def result_type(*arrays_and_dtypes: Any) -> Any:
     """Return the dtype that an operation over the arguments computes in.
 

@@ -33,7 +33,7 @@ import numpy as np
 from rtxarr import _device, _override, _replay
 from rtxarr._names import no_attribute
 from rtxarr._random_place import Place, advanced
-from rtxarr.dtypes import bfloat16
+from rtxarr.dtypes import as_dtype, bfloat16
 from rtxarr.kernels import philox
 
 __all__ = ["Generator", "default_generator", "record_draws", "replay_draws", "seed"]
@@ -417,7 +417,7 @@ class Generator:
         -------
         array of ``dtype``, shape ``shape``
         """
-        dtype = np.dtype(dtype)
+        dtype = as_dtype(dtype)
         if dtype.kind not in "iu":
             raise TypeError(f"dtype must be an integer type, got {dtype}")
         limits = np.iinfo(dtype)
@@ -774,7 +774,7 @@ def _probabilities(p: Any, n: int) -> np.ndarray:
 
 
 def _float_dtype(dtype: Any) -> np.dtype:
-    dtype = np.dtype(dtype)
+    dtype = as_dtype(dtype)
     if dtype not in _FLOATS:
         raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype}")
     return dtype

@@ -216,3 +216,30 @@ def test_values_to_add_must_fit_their_places():
         ValueError, match=r"values must broadcast to the shape of x\[key\], \(2, 3\)"
     ):
         rx.index_add(X, ints(0, 1), ones(7))
+
+
+WEIGHTS = [rx.nn.Parameter(np.ones(3))]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rx.nn.Linear(3, 4, dtype="float31"), "dtype must be one of bool.*got 'float31'"),
+        (lambda: rx.nn.Conv2d(3, 4, 3, dtype=7), "dtype must be one of bool.*got 7"),
+        (lambda: rx.nn.BatchNorm(4, momentum="x"), r"momentum must lie in \(0, 1\], got 'x'"),
+        (lambda: rx.nn.TransformerBlock(8, 2, mlp_ratio="x"), "mlp_ratio must be > 0, got 'x'"),
+        (lambda: rx.nn.Fp8Linear(16, 16, margin=None), "margin must be at least 1.*got None"),
+        (lambda: rx.nn.GRU(3, 4)(None), "x must be an array or Tensor, got None"),
+        (lambda: rx.nn.LSTM(3, 4)("x"), "x must be an array or Tensor, got str"),
+        (lambda: rx.nn.LSTM(3, 4)(ones()), r"x must have shape \(batch, time >= 1, 3\), got \(\)"),
+        (lambda: rx.nn.GRU(3, 4)(np.ones((1, 2, 3), int)), "x must have a real floating.*int64"),
+        (lambda: rx.nn.Flatten()(None), "x must be an array or Tensor, got NoneType"),
+        (lambda: rx.optim.clip_grad_norm(WEIGHTS, "x"), "max_norm must be > 0, got 'x'"),
+        (lambda: rx.optim.clip_grad_value(WEIGHTS, None), "max_value must be > 0, got None"),
+        (lambda: rx.optim.Adafactor(WEIGHTS, clip_threshold="x"), "clip_threshold must be > 0"),
+        (lambda: rx.random.Generator(0).uniform(3, dtype="float31"), "dtype must be one of"),
+    ],
+)
+def test_layers_and_optimizers_refuse_nonsense(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()

@@ -1,5 +1,6 @@
 """Attention over several heads, and the transformer's block."""
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -192,8 +193,8 @@ class TransformerBlock(Module):
         norms = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}
         if norm not in norms:
             raise ValueError(f"norm must be one of {', '.join(norms)}, got {norm!r}")
-        if not mlp_ratio > 0:
-            raise ValueError(f"mlp_ratio must be > 0, got {mlp_ratio}")
+        if not isinstance(mlp_ratio, numbers.Real) or not mlp_ratio > 0:
+            raise ValueError(f"mlp_ratio must be > 0, got {mlp_ratio!r}")
         self.n_features, self.n_heads = n_features, n_heads
         self.activation = get_activation(activation)
         place = {"dtype": dtype, "device": device}

@@ -79,6 +79,8 @@ class Flatten(Module):
         self.end_axis = end_axis
 
     def forward(self, x):
+        if not hasattr(x, "ndim"):
+            raise TypeError(f"x must be an array or Tensor, got {type(x).__name__}")
         start, end = (a + x.ndim if a < 0 else a for a in (self.start_axis, self.end_axis))
         if not 0 <= start <= end < x.ndim:
             raise ValueError(f"{self!r} got x of shape {x.shape}")

@@ -1,6 +1,7 @@
 """Linear layers whose matrix products take 8-bit floating-point numbers, scaled by their past."""
 
 import math
+import numbers
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -209,7 +210,7 @@ class Fp8Linear(Linear):
         )
         if not isinstance(n_steps, int) or n_steps < 1:
             raise ValueError(f"n_steps must be an int >= 1, got {n_steps!r}")
-        if not 1 <= margin < math.inf:
+        if not isinstance(margin, numbers.Real) or not 1 <= margin < math.inf:
             raise ValueError(f"margin must be at least 1 and finite, got {margin!r}")
         place = device_of(self.weight.data)
         self.n_steps, self.margin = n_steps, margin

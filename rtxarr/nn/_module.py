@@ -9,7 +9,7 @@ import numpy as np
 from rtxarr._device import Device, namespace
 from rtxarr._device import to_device as move
 from rtxarr.autograd._mode import PROFILED, profiles, state, witnesses
-from rtxarr.dtypes import is_floating
+from rtxarr.dtypes import as_dtype, is_floating
 from rtxarr.nn._parameter import Buffer, Parameter, replace_data
 
 # How often an attribute of any module was set: what was made for modules as they were looks here.
@@ -182,7 +182,7 @@ class Module:
 
     def astype(self, dtype: Any) -> "Module":
         """Convert real parameters, gradients and buffers to a real floating-point dtype."""
-        if not is_floating(np.dtype(dtype)):
+        if not is_floating(as_dtype(dtype)):
             raise TypeError(f"dtype must be a real floating-point dtype, got {np.dtype(dtype)}")
         for tensor in (*self.parameters(), *self.buffers()):
             if is_floating(tensor.dtype):

@@ -1,6 +1,7 @@
 """Normalization layers."""
 
 import math
+import numbers
 from typing import Any
 
 from rtxarr import ops
@@ -178,8 +179,8 @@ class BatchNorm(Module):
         device: str | Device | None = None,
     ):
         check_sizes(n_channels=n_channels)
-        if not 0 < momentum <= 1:
-            raise ValueError(f"momentum must lie in (0, 1], got {momentum}")
+        if not isinstance(momentum, numbers.Real) or not 0 < momentum <= 1:
+            raise ValueError(f"momentum must lie in (0, 1], got {momentum!r}")
         self.n_channels = n_channels
         self.eps = eps
         self.momentum = momentum

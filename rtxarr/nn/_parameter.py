@@ -3,15 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from rtxarr._device import Device, device_of, is_array, namespace
 from rtxarr._device import device as get_device
 from rtxarr._device import to_device as move
 from rtxarr._out_of_memory import explains_out_of_memory
 from rtxarr.autograd import Tensor
 from rtxarr.autograd._tape import mark_changed, raw
-from rtxarr.dtypes import is_inexact
+from rtxarr.dtypes import as_dtype, is_inexact
 from rtxarr.nn import initializers
 
 
@@ -96,7 +94,7 @@ def _initialized(shape, init, dtype, device, generator):
         raise TypeError(
             f"with init, the value must be a shape: an int or a tuple of ints >= 0, got {shape!r}"
         )
-    dtype = np.dtype("float32" if dtype is None else dtype)
+    dtype = as_dtype("float32" if dtype is None else dtype)
     if not is_inexact(dtype):
         raise TypeError(f"dtype must be a floating-point or complex dtype, got {dtype}")
     with get_device(device):

@@ -11,7 +11,7 @@ from rtxarr.nn._module import Module
 from rtxarr.nn._parameter import Parameter
 from rtxarr.nn._scan import gru_scan, lstm_scan, where_kept
 from rtxarr.nn._text import call_text
-from rtxarr.ops._check import check_sizes
+from rtxarr.ops._check import check_floating, check_sizes
 
 
 class _Direction(Module):
@@ -60,10 +60,6 @@ class _Recurrent(Module):
 
     def _run(self, x, state, lengths):
         """Give the outputs, and the last states as a list over layers and directions."""
-        if x.ndim != 3 or x.shape[2] != self.in_features or x.shape[1] == 0:
-            raise ValueError(
-                f"x must have shape (batch, time >= 1, {self.in_features}), got {x.shape}"
-            )
         kept = None if lengths is None else _kept(x, lengths)
         x = where_kept(kept, x)  # a NaN in an absent step must reach no gradient
         last = []
@@ -80,6 +76,15 @@ class _Recurrent(Module):
             x = ops.concat(outputs, axis=-1) if self.bidirectional else outputs[0]
             x = where_kept(kept, x)
         return x, last
+
+    def _check(self, x):
+        if x is None:
+            raise TypeError("x must be an array or Tensor, got None")
+        check_floating(x=x)
+        if x.ndim != 3 or x.shape[2] != self.in_features or x.shape[1] == 0:
+            raise ValueError(
+                f"x must have shape (batch, time >= 1, {self.in_features}), got {x.shape}"
+            )
 
     def _start(self, name, x, state):
         """Give the first state, zeros when it is left out, after checking its shape."""
@@ -100,6 +105,7 @@ class LSTM(_Recurrent):
     n_gates = 4
 
     def forward(self, x, state: tuple | None = None, *, lengths: Any = None):
+        self._check(x)
         h, c = (None, None) if state is None else state
         starts = (self._start("h", x, h), self._start("c", x, c))
         out, last = self._run(x, starts, lengths)
@@ -118,6 +124,7 @@ class GRU(_Recurrent):
     n_gates = 3
 
     def forward(self, x, state: Any = None, *, lengths: Any = None):
+        self._check(x)
         out, last = self._run(x, (self._start("h", x, state),), lengths)
         return out, ops.stack([h for (h,) in last], axis=0)
 

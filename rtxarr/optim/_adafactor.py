@@ -1,5 +1,6 @@
 """Adafactor: second moments of a matrix kept as a row and a column."""
 
+import numbers
 from collections.abc import Iterable
 from functools import partial
 
@@ -60,8 +61,9 @@ class Adafactor(Optimizer):
         for name in ("lr", "weight_decay"):
             require(settings, name, 0)
         require(settings, "decay_exponent", 0, 1)
-        if not settings["clip_threshold"] > 0:
-            raise ValueError(f"clip_threshold must be > 0, got {settings['clip_threshold']}")
+        threshold = settings["clip_threshold"]
+        if not isinstance(threshold, numbers.Real) or not threshold > 0:
+            raise ValueError(f"clip_threshold must be > 0, got {threshold!r}")
         eps = settings["eps"]
         if not isinstance(eps, (tuple, list)) or len(eps) != 2 or not all(e >= 0 for e in eps):
             raise ValueError(f"eps must be two numbers >= 0, got {eps!r}")

@@ -1,5 +1,6 @@
 """Keep gradients within bounds."""
 
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,8 +32,8 @@ def clip_grad_norm(params: Iterable, max_norm: float) -> Any:
         together in three launches. NaN or infinite gradients make it, and the scaled gradients,
         NaN.
     """
-    if not max_norm > 0:
-        raise ValueError(f"max_norm must be > 0, got {max_norm}")
+    if not isinstance(max_norm, numbers.Real) or not max_norm > 0:
+        raise ValueError(f"max_norm must be > 0, got {max_norm!r}")
     params = [p for p in require_params(params) if p.grad is not None]
     if not params:
         return namespace().zeros((), dtype="float32")
@@ -74,8 +75,8 @@ def clip_grad_value(params: Iterable, max_value: float) -> None:
         Those without a gradient are passed over.
     max_value : float > 0
     """
-    if not max_value > 0:
-        raise ValueError(f"max_value must be > 0, got {max_value}")
+    if not isinstance(max_value, numbers.Real) or not max_value > 0:
+        raise ValueError(f"max_value must be > 0, got {max_value!r}")
     for param in require_params(params):
         if param.grad is not None:
             param.grad = clip(param.grad, min=-max_value, max=max_value)
