@@ -139,6 +139,8 @@ def gradcheck(
     ValueError
         When there is nothing to differentiate.
     """
+    if not callable(function):
+        raise TypeError(f"function must be callable, got {type(function).__name__}")
     places = _differentiated(args)
     weights = _random_like(_inexact_outputs(function(*args)), seed)
 

@@ -4,6 +4,7 @@
 here. ``test_array_api_special_cases.py`` has the infinities, zeros and NaN.
 """
 
+import functools
 import inspect
 import itertools
 import math
@@ -108,9 +109,12 @@ NOT_IN_THE_STANDARD = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(set(strict.__all__) - NOT_IN_THE_STANDARD))
+EXTENSIONS = [f"{room}.{n}" for room in ("fft", "linalg") for n in getattr(strict, room).__all__]
+
+
+@pytest.mark.parametrize("name", sorted(set(strict.__all__) - NOT_IN_THE_STANDARD) + EXTENSIONS)
 def test_name_and_signature(name):
-    theirs, ours = getattr(strict, name), getattr(rx, name)
+    theirs, ours = (functools.reduce(getattr, name.split("."), xp) for xp in (strict, rx))
     if not inspect.isfunction(theirs):
         return
     theirs, ours = inspect.signature(theirs).parameters, inspect.signature(ours).parameters

@@ -13,7 +13,7 @@ import numpy as np
 
 from rtxarr._device import is_array
 from rtxarr.autograd._autocast import active_dtype, autocast
-from rtxarr.autograd._mode import enable_grad, state, watching
+from rtxarr.autograd._mode import check_callable, enable_grad, state, watching
 from rtxarr.autograd._tape import Leaf, Tensor, make_tensor, store_of
 from rtxarr.autograd._tree import flatten, unflatten
 
@@ -241,6 +241,7 @@ def checkpoint(function, /, *args, **kwargs):
     """
     from rtxarr import random  # loaded on first use
 
+    check_callable("function", function)
     frame = _Frame(function, args, kwargs)
     if state.frame is not None:
         state.frame.add_frame(frame)

@@ -11,7 +11,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr.autograd._engine import gradients, reaches_other_leaves
-from rtxarr.autograd._mode import enable_grad, is_recording
+from rtxarr.autograd._mode import check_callable, enable_grad, is_recording
 from rtxarr.autograd._op import differentiable
 from rtxarr.autograd._tape import Leaf, Tensor, make_tensor, raw, store_of
 from rtxarr.autograd._tree import flatten, unflatten
@@ -52,6 +52,7 @@ class _Recorded:
     """One recorded call ``function(*args)`` with the chosen arguments tracked."""
 
     def __init__(self, function, args, kwargs, argnums, has_aux=False):
+        check_callable("function", function)
         self.single = isinstance(argnums, int)
         positions = [argnums] if self.single else list(argnums)
         for p in positions:
@@ -155,6 +156,7 @@ def value_and_grad(
     TypeError
         If an argument to differentiate has an integer or bool dtype.
     """
+    check_callable("function", function)
 
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
@@ -388,6 +390,7 @@ def jacobian(function: Callable, argnums: int | tuple[int, ...] = 0) -> Callable
     array([[ 3.,  0.],
            [ 0., 12.]])
     """
+    check_callable("function", function)
 
     @functools.wraps(function)
     def wrapper(*args, **kwargs):

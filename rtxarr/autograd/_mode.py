@@ -116,8 +116,15 @@ def enable_grad(function: Callable | None = None):
     return _Recording(RECORDED) if function is None else _Recording(RECORDED)(function)
 
 
+def check_callable(name: str, function: Any) -> None:
+    """Raise TypeError unless ``function`` can be called."""
+    if not callable(function):
+        raise TypeError(f"{name} must be callable, got {type(function).__name__}")
+
+
 def decorate(function: Callable, block: Callable) -> Callable:
     """Run each call of a function, or each stretch of a generator, inside ``block()``."""
+    check_callable("function", function)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"function must not be async, got {function.__name__}(): what else runs while it "

@@ -34,7 +34,16 @@ import numpy as np
 from rtxarr._device import device_of, is_array, to_device
 from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr.autograd._autocast import cast_arguments, policy_of
-from rtxarr.autograd._mode import AUTOCAST, OBSERVED, PROFILED, RECORDED, TRACED, WITNESSED, state
+from rtxarr.autograd._mode import (
+    AUTOCAST,
+    OBSERVED,
+    PROFILED,
+    RECORDED,
+    TRACED,
+    WITNESSED,
+    check_callable,
+    state,
+)
 from rtxarr.autograd._tape import Node, Tensor, make_tensor, orders, store_of
 from rtxarr.autograd._tape import raw as raw_of
 from rtxarr.dtypes import is_inexact
@@ -393,6 +402,7 @@ def differentiable(
     }
     if fwd is None:
         return lambda function: differentiable(function, **options)
+    check_callable("fwd", fwd)
     op = Op(fwd, **options)
 
     @functools.wraps(fwd)

@@ -222,3 +222,24 @@ def test_per_sample_gradients_of_a_linear_layer():
         assert_close(got_w[i], want_w)
         assert_close(got_b[i], want_b)
     assert w.grad is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: rx.grad(5),
+        lambda: rx.value_and_grad(5),
+        lambda: rx.jacobian(5),
+        lambda: rx.hessian(5),
+        lambda: rx.vjp(5, np.ones(3)),
+        lambda: rx.jvp(5, (np.ones(3),), (np.ones(3),)),
+        lambda: rx.hvp(5, (np.ones(3),), (np.ones(3),)),
+        lambda: rx.checkpoint(5, np.ones(3)),
+        lambda: rx.custom_op(5),
+        lambda: rx.no_grad(5),
+        lambda: rx.testing.gradcheck(5, (np.ones(3),)),
+    ],
+)
+def test_what_is_no_function_is_refused(call):
+    with pytest.raises(TypeError, match="(function|fwd) must be callable, got int"):
+        call()
