@@ -11,6 +11,8 @@ from rtxarr.recipes import Watch
 # Lines of a whole run, when it is fast; at least one in so many seconds when it is slow.
 _LINES = 10
 _SECONDS = 15.0
+# Columns that the bar with all its words takes; it is shorter where there are fewer.
+_WIDE = 120
 
 
 def make_watch(title: str, device: Device, metric: str) -> Any:
@@ -56,15 +58,19 @@ class _Bar(Watch, AbstractContextManager):
     """One line that is drawn again and again."""
 
     def __init__(self, title: str, device: Device, metric: str):
+        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.title, self.device, self.metric = title, device, metric
+        console = Console()
+        self.narrow = console.width < _WIDE
         self.bar = Progress(
-            TextColumn("epoch {task.fields[epoch]}/{task.total}"),
-            BarColumn(bar_width=24),
+            TextColumn(("" if self.narrow else "epoch ") + "{task.fields[epoch]}/{task.total}"),
+            BarColumn(bar_width=6 if self.narrow else 24),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[memory]}"),
+            console=console,
         )
 
     def __exit__(self, *error: object) -> None:
@@ -88,7 +94,7 @@ class _Bar(Watch, AbstractContextManager):
             completed=self.n_done,
             epoch=self.n_done,
             figures=_figures(entry, self.metric),
-            memory=_memory(self.device),
+            memory=_memory(self.device, short=self.narrow),
         )
 
 
@@ -99,5 +105,6 @@ def _figures(entry: dict[str, Any], metric: str) -> str:
     )
 
 
-def _memory(device: Device) -> str:
-    return f"{memory_stats(device)['used'] / 2**20:,.0f} MiB on {device}"
+def _memory(device: Device, *, short: bool = False) -> str:
+    used = f"{memory_stats(device)['used'] / 2**20:,.0f} MiB"
+    return used if short else f"{used} on {device}"

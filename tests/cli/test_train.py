@@ -415,3 +415,11 @@ def test_terminal_gets_a_progress_bar():
     assert "━" in text
     assert re.search(r"loss \d\.\d+ val \d\.\d+ +accuracy \d\.\d+ val \d\.\d+", text)
     assert re.search(r"[\d,]+ MiB on cpu", text)
+
+
+def test_the_progress_bar_fits_into_80_columns():
+    shown = shown_on_a_terminal(*QUICK, COLUMNS="80", LINES="24")
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
+    last = next(line for line in reversed(re.split("[\r\n]+", text)) if line.startswith("2/2"))
+    assert re.search(r"━ loss.* val 0\.\d+ \d+:\d+ +[\d,]+ MiB$", last.rstrip())
+    assert "…" not in last
