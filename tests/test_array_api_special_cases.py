@@ -225,3 +225,33 @@ def test_comparisons_of_special_values(wrap):
         got = getattr(rx, name)(x1, x2)
         table = [[bool(operator(a, b)) for b in values.tolist()] for a in values.tolist()]
         assert np.asarray(got).tolist() == table
+
+
+def test_the_sign_of_nan_counts(wrap):
+    positive = np.copysign(np.asarray([nan]), 1.0)
+    negative = np.copysign(np.asarray([nan]), -1.0)
+    assert np.asarray(rx.signbit(wrap(negative))).tolist() == [True]
+    assert np.asarray(rx.signbit(wrap(positive))).tolist() == [False]
+    for x2, sign in ((positive, 1.0), (negative, -1.0)):
+        assert np.asarray(rx.copysign(wrap(np.asarray([-2.0])), wrap(x2))).tolist() == [2.0 * sign]
+        for x1 in (positive, negative):
+            got = np.asarray(rx.copysign(wrap(x1), wrap(x2)))
+            assert np.isnan(got).all() and np.signbit(got).tolist() == [sign < 0]
+
+
+def test_nan_among_values_and_limits_of_clip(wrap):
+    x = wrap(np.asarray([nan, 1.0, 1.0, 1.0]))
+    low, high = wrap(np.asarray([0.0, nan, 0.0, 0.0])), wrap(np.asarray([2.0, 2.0, nan, 2.0]))
+    got = np.asarray(rx.clip(x, low, high))
+    assert np.isnan(got).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("dtype", REAL)
+def test_hypotenuses_do_not_depend_on_signs_and_order_nor_overflow(wrap, dtype):
+    limits = np.finfo(dtype)
+    values = np.asarray([3.0, 0.25, limits.max / 2, limits.tiny, 0.0, inf], dtype)
+    x1, x2 = wrap(values[:, None]), wrap(values[None, :])
+    want = np.asarray(rx.hypot(x1, x2))
+    for a, b in ((x2, x1), (-x1, x2), (x1, -x2), (-x1, -x2)):
+        np.testing.assert_array_equal(np.asarray(rx.hypot(a, b)), want)
+    assert np.isfinite(want[:5, :5]).all() and (want[:4, :4] > 0).all()
