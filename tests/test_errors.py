@@ -211,6 +211,12 @@ def test_transforms_take_whole_numbers_of_points():
         rx.fft.fft(X, n=2.5)
 
 
+def test_the_order_of_a_norm_is_a_number():
+    for order in (None, "fro", float("nan")):
+        with pytest.raises(ValueError, match="ord must be a number, got"):
+            rx.linalg.vector_norm(X[0], ord=order)
+
+
 def test_values_to_add_must_fit_their_places():
     with pytest.raises(
         ValueError, match=r"values must broadcast to the shape of x\[key\], \(2, 3\)"

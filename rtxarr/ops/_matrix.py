@@ -261,7 +261,7 @@ def vector_norm(x, /, *, axis=None, keepdims=False, ord=2):
     is zero where the norm has a kink (``ord`` below 2). Elements that tie for the largest share
     the gradient evenly.
     """
-    if isinstance(ord, str) or ord is None:
+    if isinstance(ord, str) or ord is None or ord != ord:
         raise ValueError(f"ord must be a number, got {ord!r}")
     axes = normalize_axes(axis, x.ndim)
     return namespace(x).linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
