@@ -82,6 +82,7 @@ __all__ = [
 
 # A set: asking for membership does not compare with the dtypes of other libraries, which warn.
 BFLOAT16 = frozenset((np.dtype(dtypes.bfloat16),))
+_OBJECTS = np.dtype(object)  # the only one
 
 
 class _Implementations(dict):
@@ -467,7 +468,7 @@ def where(condition, x1, x2, /):
         # CuPy gives float32 for two bfloat16 arrays.
         return namespace(x1).where(condition, x1, x2).astype(x1.dtype, copy=False)
     out = namespace(condition, x1, x2).where(condition, x1, x2)
-    if out.dtype == object:
+    if out.dtype is _OBJECTS:
         raise TypeError("x1 and x2 must be arrays or numbers")
     return out
 
