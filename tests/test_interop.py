@@ -126,5 +126,6 @@ def test_gradients_cross_devices():
 
 @pytest.mark.gpu
 def test_mixed_devices_are_refused():
-    with pytest.raises(TypeError, match="to_device"):
+    with pytest.raises(TypeError, match="to_device") as caught:
         rx.ones(2, device="cpu") + rx.Tensor(rx.ones(2, device="cuda:0"))
+    assert "x2: float64 array of shape (2,) on cuda:0" in caught.value.__notes__[0]

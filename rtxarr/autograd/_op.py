@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from rtxarr._device import device_of, is_array, to_device
+from rtxarr._device import device_of, is_array, is_device_array, to_device
 from rtxarr._out_of_memory import explain_out_of_memory
 from rtxarr.autograd._autocast import cast_arguments, policy_of
 from rtxarr.autograd._mode import (
@@ -471,7 +471,8 @@ def _register(op):
 def _describe(value):
     # NumPy's types of numbers have these attributes, too.
     if hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type):
-        return f"{value.dtype} array of shape {tuple(value.shape)}"
+        place = f" on {device_of(value)}" if is_device_array(value) else ""
+        return f"{value.dtype} array of shape {tuple(value.shape)}{place}"
     if isinstance(value, tuple) and any(hasattr(v, "shape") for v in value):
         return f"({', '.join(map(_describe, value))})"
     text = repr(value)
