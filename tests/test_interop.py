@@ -128,4 +128,4 @@ def test_gradients_cross_devices():
 def test_mixed_devices_are_refused():
     with pytest.raises(TypeError, match="to_device") as caught:
         rx.ones(2, device="cpu") + rx.Tensor(rx.ones(2, device="cuda:0"))
-    assert "x2: float64 array of shape (2,) on cuda:0" in caught.value.__notes__[0]
+    assert "float64 array of shape (2,) on cuda:0" in caught.value.__notes__[0]
