@@ -2,7 +2,8 @@
 
 All sides take turns in one process, called directly and replayed as CUDA graphs; figures are
 medians over rounds, with quartiles. rtxarr's gradients give the same bits each time, unless they
-are added up in any order, as PyTorch's default ones are. A rate counts the products that are
+are added up in any order, as PyTorch's default ones are; "fixed order" is PyTorch with deterministic
+algorithms. A rate counts the products that are
 needed: half of them when causal, and 2.5 times as many backward as forward. With ``--dropout``
 rtxarr's own kernel computes it, with ``--blocks`` beside the blocks of scores that replace it.
 """
@@ -94,7 +95,15 @@ def torch_sides(case, dtype, rate):
             leaf.grad = None
         attention(*leaves).backward(g)
 
-    return {"forward": forward, "forward+backward": both}
+    def in_fixed_order():
+        torch.use_deterministic_algorithms(True)
+        both()
+        torch.use_deterministic_algorithms(False)
+
+    return {
+        "forward": {"torch": forward},
+        "forward+backward": {"torch": both, "torch, fixed order": in_fixed_order},
+    }
 
 
 def captured(function):
@@ -182,8 +191,8 @@ def main():
                     for name, function in functions_of.items()
                     if name != "in blocks" or not record
                 }
-                if torch:
-                    functions["torch"] = torch_captured(theirs[what]) if record else theirs[what]
+                for name, function in theirs.get(what, {}).items():
+                    functions[name] = torch_captured(function) if record else function
                 calls = 5 if flops > 1e12 else 50
                 figures = times(functions, options.rounds, calls)
                 figures = {name: summary(values) for name, values in figures.items()}
@@ -194,7 +203,7 @@ def main():
                     low, high = figure["quartiles"]
                     ratio = "" if base is None else f"  speed {base / ms:5.2f} of torch"
                     print(
-                        f"{case!s:30} {what:17} {way:9} {name:9} {ms:8.3f} ms "
+                        f"{case!s:30} {what:17} {way:9} {name:18} {ms:8.3f} ms "
                         f"({low:.3f} - {high:.3f}) {flops / ms / 1e9:6.0f} TFLOP/s{ratio}"
                     )
     if options.json:
