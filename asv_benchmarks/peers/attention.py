@@ -2,10 +2,10 @@
 
 All sides take turns in one process, called directly and replayed as CUDA graphs; figures are
 medians over rounds, with quartiles. rtxarr's gradients give the same bits each time, unless they
-are added up in any order, as PyTorch's default ones are; "fixed order" is PyTorch with deterministic
-algorithms. A rate counts the products that are
-needed: half of them when causal, and 2.5 times as many backward as forward. With ``--dropout``
-rtxarr's own kernel computes it, with ``--blocks`` beside the blocks of scores that replace it.
+are added up in any order, as PyTorch's default ones are; "fixed order" is PyTorch with
+deterministic algorithms. A rate counts the products that are needed: half of them when causal, and
+2.5 times as many backward as forward. With ``--dropout`` rtxarr's own kernel computes it, with
+``--blocks`` beside the blocks of scores that replace it.
 """
 
 import argparse
