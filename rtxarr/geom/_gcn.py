@@ -183,7 +183,7 @@ class GCNConv(Layer):
     Call it as ``layer(graph, x, edge_weight)``, with ``x`` of shape (n_nodes, in_channels) and
     weights of shape (n_edges,) or None; gives (n_nodes, out_channels). It multiplies with ``W``
     first or last, whatever makes the rows to add up shorter. On a GPU it multiplies rows of 68 to
-    128 float32 while it gathers others, in graphs of a million nodes of which many have no edges.
+    128 float32 while it gathers others, in graphs of a million nodes and more.
 
     References
     ----------
@@ -222,8 +222,7 @@ class GCNConv(Layer):
         self.bias = bias_of(out_channels, bias, **options)
 
     def forward(self, graph: Graph, x: Any, edge_weight: Any = None) -> Any:
-        alone = not (self.normalize and self.add_self_loops)  # nodes may be
-        if alone and self.in_channels <= self.out_channels and fits(graph, x, self.lin.weight):
+        if self.in_channels <= self.out_channels and fits(graph, x, self.lin.weight):
             graph, edge_weight = self._normalized(graph, x, edge_weight)
             return projected_sum(graph, x, edge_weight, self.lin.weight, self.bias)
         if self.in_channels < self.out_channels:

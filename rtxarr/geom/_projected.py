@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from rtxarr._device import namespace
 from rtxarr._override import tracing
 from rtxarr.autograd import is_recording
 from rtxarr.autograd._autocast import active_dtype
@@ -23,17 +22,7 @@ def fits(graph: Any, x: Any, matrix: Any) -> bool:
 
 
 def _fit(graph, x, matrix):
-    return kernels.fits(x, matrix.T, graph.n_dst) and _has_many_alone(graph)
-
-
-def _has_many_alone(graph):
-    """Tell whether a quarter of the destinations have no edges: the kernel passes them by."""
-
-    def count():
-        alone = namespace(graph.indptr).count_nonzero(graph.in_degrees == 0)
-        return 4 * int(alone) >= graph.n_dst
-
-    return graph.once("has_many_alone", count)
+    return kernels.fits(x, matrix.T, graph.n_dst)
 
 
 def projected_sum(graph: Any, x: Any, weight: Any, matrix: Any, bias: Any) -> Any:

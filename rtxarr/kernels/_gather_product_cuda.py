@@ -4,6 +4,9 @@ Gathering waits for memory and multiplying for arithmetic. So some warps of a bl
 of a tile in shared memory, while others multiply those of the tile before with the matrix, which
 stays there too. Two tiles change places; a named barrier tells that one is full, another that it
 may be filled again.
+
+Long rows have little to multiply and short ones little to gather. So at first most of the warps
+that gather add up the pieces of long rows, while a few of them fetch the rows with one entry.
 """
 
 from __future__ import annotations
@@ -19,14 +22,20 @@ from rtxarr.kernels._vector import by_offset
 _F32 = np.dtype(np.float32)
 # Threads that share a row, of four features each, and groups of them.
 LANES, GROUPS = (2, 2) if _SIMULATING else (32, 16)
+# Groups that fetch rows with one entry, and entries of a row that a group knows before it reads.
+FETCHERS, BATCH = (1, 16) if _SIMULATING else (4, LANES)
 # Threads that multiply: those along y have four rows each, along x eight columns.
 ACROSS, DOWN = (1, 1) if _SIMULATING else (16, 16)
-THREADS = LANES * GROUPS + ACROSS * DOWN
+MULTIPLIERS = ACROSS * DOWN
+THREADS = LANES * GROUPS + MULTIPLIERS
 ROWS = 4 * DOWN  # of a tile
+LAST = ROWS // GROUPS - 1  # of the rows of a tile for each group
+_EACH = ROWS // FETCHERS  # rows of a tile for each of those groups
 MOST = 4 * LANES  # features, and columns of the matrix
 # Between rows of a tile: two rows that a warp reads together are in other banks.
 _PITCH = MOST + 4
 SHARED_BYTES = 4 * (MOST * MOST + 2 * ROWS * _PITCH)
+_FIRST = MOST * MOST  # where tiles begin, after the matrix
 _FULL, _EMPTY = 1, 3  # the first of two barriers each
 
 if _SIMULATING:
@@ -39,6 +48,12 @@ if _SIMULATING:
 
     def _store(memory, at, values):
         memory[at : at + 4] = values
+
+    def _of_lane(value, lane, array, at):
+        return array[at]
+
+    def _prefetch(array, at):
+        pass
 
 else:
     from llvmlite import ir
@@ -95,22 +110,41 @@ else:
         return signature, codegen
 
     def _barrier(name):
-        """Return an intrinsic that is an instruction at the barrier of a number."""
+        """Return an intrinsic that is an instruction at a barrier, for so many threads."""
 
         @intrinsic
-        def barrier(typingctx, number):
+        def barrier(typingctx, number, threads):
             def codegen(context, builder, signature, args):
-                kind = ir.FunctionType(ir.VoidType(), [_I32])
-                asm = ir.InlineAsm(kind, f"bar.{name} $0, {THREADS};", "r", side_effect=True)
-                number = builder.trunc(args[0], _I32)
-                builder.call(asm, [number]).attributes.add("convergent")
+                kind = ir.FunctionType(ir.VoidType(), [_I32, _I32])
+                asm = ir.InlineAsm(kind, f"bar.{name} $0, $1;", "r,r", side_effect=True)
+                given = [builder.trunc(a, _I32) for a in args]
+                builder.call(asm, given).attributes.add("convergent")
                 return context.get_dummy_value()
 
-            return types.void(types.int64), codegen
+            return types.void(types.int64, types.int64), codegen
 
         return barrier
 
     _meet, _arrive = _barrier("sync"), _barrier("arrive")
+
+    @cuda.jit(device=True)
+    def _of_lane(value, lane, array, at):
+        """Give element ``at`` of an array, which a thread of the group has."""
+        return cuda.shfl_sync(0xFFFFFFFF, value, lane)
+
+    @intrinsic
+    def _prefetch(typingctx, array, at):
+        """Bring an element near that is read later."""
+
+        def codegen(context, builder, signature, args):
+            data = context.make_array(signature.args[0])(context, builder, args[0]).data
+            place = builder.ptrtoint(builder.gep(data, [args[1]]), _I64)
+            kind = ir.FunctionType(ir.VoidType(), [_I64])
+            asm = ir.InlineAsm(kind, "prefetch.global.L1 [$0];", "l", side_effect=True)
+            builder.call(asm, [place])
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64), codegen
 
 
 @cuda.jit(device=True)
@@ -179,61 +213,162 @@ def summed_products(*, gathered: bool, biased: bool, keeps: bool):
     one = np.float32(1)
 
     @cuda.jit(device=True)
-    def fetch(indices, weight, x, j, place, n_in):
-        source = np.int64(indices[np.uint64(j)]) if gathered else j
-        factor = weight[np.uint64(j)] if gathered else one
-        return load(x, source * n_in + place), factor
+    def own_entry(indices, weight, start, i, length):
+        """Give the source and the factor of an entry from ``i`` on: each thread has its own."""
+        if not gathered:
+            return np.int64(0), one
+        j = start + min(i + np.int32(cuda.threadIdx.x % LANES), length - 1)
+        j = np.uint64(j if length > 0 else np.int64(0))
+        return indices[j], weight[j]
 
     @cuda.jit(device=True)
-    def summed(indices, weight, x, start, stop, place, n_in):
+    def fetch(indices, weight, x, own, k, j, place, n_in):
+        """Give the row and the factor of entry ``j + k``, which thread ``k`` of the group has."""
+        if not gathered:
+            return load(x, (j + k) * n_in + place), one
+        source = np.int64(_of_lane(own[0], k, indices, j + k))
+        return load(x, source * n_in + place), _of_lane(own[1], k, weight, j + k)
+
+    @cuda.jit(device=True)
+    def summed(indices, weight, x, start, length, own, place, n_in):
         total = _NONE
-        j, last = start, stop - 1
-        while j + 7 < stop:  # eight loads in flight
-            a = fetch(indices, weight, x, j, place, n_in)
-            b = fetch(indices, weight, x, j + 1, place, n_in)
-            c = fetch(indices, weight, x, j + 2, place, n_in)
-            d = fetch(indices, weight, x, j + 3, place, n_in)
-            e = fetch(indices, weight, x, j + 4, place, n_in)
-            f = fetch(indices, weight, x, j + 5, place, n_in)
-            g = fetch(indices, weight, x, j + 6, place, n_in)
-            h = fetch(indices, weight, x, j + 7, place, n_in)
-            total = _plus(_plus(_plus(_plus(total, a), b), c), d)
-            total = _plus(_plus(_plus(_plus(total, e), f), g), h)
-            j += 8
-        while j < stop:  # the rest, four at once: the last is read again if need be
-            a = fetch(indices, weight, x, j, place, n_in)
-            b = fetch(indices, weight, x, min(j + 1, last), place, n_in)
-            c = fetch(indices, weight, x, min(j + 2, last), place, n_in)
-            d = fetch(indices, weight, x, min(j + 3, last), place, n_in)
-            total = _plus_if(j < last, _plus(total, a), b)
-            total = _plus_if(j + 1 < last, total, c)
-            total = _plus_if(j + 2 < last, total, d)
-            j += 4
+        i = np.int32(0)
+        while i < length:
+            following = own
+            if i + BATCH < length:  # under way while rows are added up
+                following = own_entry(indices, weight, start, np.int32(i + BATCH), length)
+            j, count = start + i, np.int32(min(length - i, BATCH))
+            k, last = np.int32(0), np.int32(count - 1)
+            while k + 7 < count:  # eight loads in flight
+                a = fetch(indices, weight, x, own, k, j, place, n_in)
+                b = fetch(indices, weight, x, own, k + 1, j, place, n_in)
+                c = fetch(indices, weight, x, own, k + 2, j, place, n_in)
+                d = fetch(indices, weight, x, own, k + 3, j, place, n_in)
+                e = fetch(indices, weight, x, own, k + 4, j, place, n_in)
+                f = fetch(indices, weight, x, own, k + 5, j, place, n_in)
+                g = fetch(indices, weight, x, own, k + 6, j, place, n_in)
+                h = fetch(indices, weight, x, own, k + 7, j, place, n_in)
+                total = _plus(_plus(_plus(_plus(total, a), b), c), d)
+                total = _plus(_plus(_plus(_plus(total, e), f), g), h)
+                k = np.int32(k + 8)
+            while k < count:  # the rest, four at once: the last is read again if need be
+                a = fetch(indices, weight, x, own, k, j, place, n_in)
+                b = fetch(indices, weight, x, own, min(k + 1, last), j, place, n_in)
+                c = fetch(indices, weight, x, own, min(k + 2, last), j, place, n_in)
+                d = fetch(indices, weight, x, own, min(k + 3, last), j, place, n_in)
+                total = _plus_if(k < last, _plus(total, a), b)
+                total = _plus_if(k + 1 < last, total, c)
+                total = _plus_if(k + 2 < last, total, d)
+                k = np.int32(k + 4)
+            own = following
+            i = np.int32(i + BATCH)
         return total
 
     @cuda.jit(device=True)
-    def span(starts, lengths, item):
-        """Give the first entry of an item, and the one after its last."""
+    def span(starts, lengths, rows, item):
+        """Give the first entry of an item, how many it has, and the row of the result."""
         if item >= starts.size:
-            return np.int64(0), np.int64(0)
-        return starts[item], starts[item] + lengths[item]
+            return np.int64(0), np.int32(0), np.int64(0)
+        return starts[item], lengths[item], np.int64(rows[item]) if keeps else np.int64(0)
 
     @cuda.jit(device=True)
-    def gather(memory, to, tile, starts, lengths, rows, indices, weight, x, sums, n_in):
+    def own_span(starts, lengths, rows, tile):
+        """Give that of one of the group's items in a tile: its first threads have one each."""
+        group, lane = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
+        item = tile + group + GROUPS * min(lane, LAST)
+        return span(starts, lengths, rows, item)
+
+    @cuda.jit(device=True)
+    def span_of(own, k, starts, lengths, rows, item):
+        if _SIMULATING:
+            return span(starts, lengths, rows, item)
+        number = _of_lane(own[2], k, own, 2) if keeps else np.int64(0)
+        return _of_lane(own[0], k, own, 0), _of_lane(own[1], k, own, 1), number
+
+    @cuda.jit(device=True)
+    def put(memory, to, row, place, total, is_item, number, sums, n_in):
+        if keeps and is_item:
+            store(sums, number * n_in + place, total)
+        _store(memory, to + row * _PITCH + place, total)
+
+    @cuda.jit(device=True)
+    def gather(memory, to, tile, spans, starts, lengths, rows, indices, weight, x, sums, n_in):
         """Add up the rows of a tile."""
         # Threads of no features do what the last does: a warp meets barriers as one.
         place = min(4 * np.int64(cuda.threadIdx.x % LANES), n_in - 4)
         row = np.int64(cuda.threadIdx.x // LANES)
-        start, stop = span(starts, lengths, tile + row)
+        k = np.int32(0)
         while row < ROWS:
             item = tile + row
-            following = span(starts, lengths, item + GROUPS)  # under way while rows are added up
-            total = summed(indices, weight, x, start, stop, place, n_in)
-            if keeps and item < starts.size:
-                store(sums, np.int64(rows[item]) * n_in + place, total)
-            _store(memory, to + row * _PITCH + place, total)
-            start, stop = following
+            start, length, number = span_of(spans, k, starts, lengths, rows, item)
+            own = own_entry(indices, weight, start, np.int32(0), length)
+            if gathered and k < LAST:  # the next row's entries come near meanwhile
+                near = span_of(spans, k + 1, starts, lengths, rows, item + GROUPS)[0]
+                near = min(near + cuda.threadIdx.x % LANES, indices.size - 1)
+                _prefetch(indices, near)
+                _prefetch(weight, near)
+            total = summed(indices, weight, x, start, length, own, place, n_in)
+            put(memory, to, row, place, total, item < starts.size, number, sums, n_in)
             row += GROUPS
+            k = np.int32(k + 1)
+
+    @cuda.jit(device=True)
+    def only(starts, lengths, rows, indices, weight, item):
+        """Give the source of an item's only entry or -1, the factor and the row of the result."""
+        inside = min(item, starts.size - 1)
+        number = np.int64(rows[inside]) if keeps else np.int64(0)
+        if item >= starts.size or lengths[inside] == 0:  # there may be no entries at all to read
+            return np.int64(-1), one, number
+        j = starts[inside]
+        if not gathered:
+            return j, one, number
+        return np.int64(indices[j]), weight[j], number
+
+    @cuda.jit(device=True)
+    def own_only(starts, lengths, rows, indices, weight, tile):
+        """Give that of the thread's own item of a tile."""
+        group, lane = np.int64(cuda.threadIdx.x // LANES), cuda.threadIdx.x % LANES
+        item = tile + group * _EACH + min(lane, _EACH - 1)
+        return only(starts, lengths, rows, indices, weight, item)
+
+    @cuda.jit(device=True)
+    def one_of(own, k, starts, lengths, rows, indices, weight, x, item, place, n_in):
+        """Give the row of item ``k`` of the group times its factor, and the row of the result."""
+        if _SIMULATING:
+            own = only(starts, lengths, rows, indices, weight, item)
+        source = _of_lane(own[0], k, own, 0)
+        entry = load(x, max(source, np.int64(0)) * n_in + place), _of_lane(own[1], k, own, 1)
+        return _plus_if(source >= 0, _NONE, entry), _of_lane(own[2], k, own, 2)
+
+    @cuda.jit(device=True)
+    def fetch_tile(memory, to, tile, own, starts, lengths, rows, indices, weight, x, sums, n_in):
+        """Take the rows of a tile whose items have an entry at most, four at once."""
+        place = min(4 * np.int64(cuda.threadIdx.x % LANES), n_in - 4)
+        row = np.int64(cuda.threadIdx.x // LANES) * _EACH
+        item, size = tile + row, starts.size
+        for k in range(0, _EACH, 4):
+            i, r = item + k, row + k
+            a, p = one_of(own, k, starts, lengths, rows, indices, weight, x, i, place, n_in)
+            b, q = one_of(own, k + 1, starts, lengths, rows, indices, weight, x, i + 1, place, n_in)
+            c, u = one_of(own, k + 2, starts, lengths, rows, indices, weight, x, i + 2, place, n_in)
+            d, v = one_of(own, k + 3, starts, lengths, rows, indices, weight, x, i + 3, place, n_in)
+            put(memory, to, r, place, a, i < size, p, sums, n_in)
+            put(memory, to, r + 1, place, b, i + 1 < size, q, sums, n_in)
+            put(memory, to, r + 2, place, c, i + 2 < size, u, sums, n_in)
+            put(memory, to, r + 3, place, d, i + 3 < size, v, sums, n_in)
+
+    @cuda.jit(device=True)
+    def sum_pieces(group, first, starts, lengths, rows, indices, weight, x, parts, n_in):
+        """Add up the pieces of long rows, which are the items before the first whole row."""
+        place = min(4 * np.int64(cuda.threadIdx.x % LANES), n_in - 4)
+        item = np.int64(cuda.blockIdx.x) * (GROUPS - FETCHERS) + group - FETCHERS
+        step = np.int64(cuda.gridDim.x) * (GROUPS - FETCHERS)
+        while item < first:
+            start, length, _ = span(starts, lengths, rows, item)
+            own = own_entry(indices, weight, start, np.int32(0), length)
+            total = summed(indices, weight, x, start, length, own, place, n_in)
+            store(parts, item * n_in + place, total)
+            item += step
 
     @cuda.jit(device=True)
     def multiply(memory, at, n_in, column):
@@ -280,83 +415,181 @@ def summed_products(*, gathered: bool, biased: bool, keeps: bool):
         return tile < starts.size and lengths[tile] > 0
 
     @cuda.jit(device=True)
-    def multiplied(memory, to, tile, starts, rows, bias, out, n_in, n_out, side, again):
+    def multiplied(
+        memory, to, tile, starts, rows, bias, out, n_in, n_out, side, again, threads
+    ):  # fmt: skip
         """Multiply a tile when it is full, and say so if it is to be filled again."""
         thread = cuda.threadIdx.x - LANES * GROUPS
         column, row = 4 * np.int64(thread % ACROSS), 4 * np.int64(thread // ACROSS)
+        item = tile + row
         if not _SIMULATING:
-            _meet(_FULL + side)
+            _prefetch(rows, min(item, rows.size - 1))
+            _meet(_FULL + side, threads)
         totals = multiply(memory, to + row * _PITCH, n_in, column)
         if again:
-            _arrive(_EMPTY + side)
-        item = tile + row
+            _arrive(_EMPTY + side, threads)
         write(item, totals[0], column, starts, rows, bias, out, n_out)
         write(item + 1, totals[1], column, starts, rows, bias, out, n_out)
         write(item + 2, totals[2], column, starts, rows, bias, out, n_out)
         write(item + 3, totals[3], column, starts, rows, bias, out, n_out)
 
     @cuda.jit(device=True)
-    def write_empty(tile, starts, rows, bias, out, sums, n_in, n_out):
+    def write_empty(thread, threads, tile, starts, rows, bias, out, sums, n_in, n_out):
         """Write the rows of a tile that have no entries."""
-        place = 4 * np.int64(cuda.threadIdx.x % LANES)
-        item = tile + cuda.threadIdx.x // LANES
+        place = 4 * np.int64(thread % LANES)
+        item = tile + thread // LANES
         while item < min(tile + ROWS, starts.size):
             row = np.int64(rows[item])
             if place < n_out:
                 store(out, row * n_out + place, load(bias, place) if biased else _NONE)
             if keeps and place < n_in:
                 store(sums, row * n_in + place, _NONE)
-            item += THREADS // LANES
+            item += threads // LANES
+
+    @cuda.jit(device=True)
+    def first_short(first, lengths):
+        """Give the first tile all of whose items have an entry at most; they are sorted."""
+        low, high = np.int64(0), (lengths.size - first + ROWS - 1) // ROWS
+        while low < high:
+            middle = (low + high) // 2
+            if lengths[first + middle * ROWS] > 1:
+                low = middle + 1
+            else:
+                high = middle
+        return first + low * ROWS
+
+    @cuda.jit(device=True)
+    def multiply_tiles(
+        memory, tile, end, step, starts, lengths, rows, bias, out, n_in, n_out, threads
+    ):  # fmt: skip
+        """Multiply every so many tiles as they are filled; give the first one without entries."""
+        to, both, side = _FIRST, 2 * _FIRST + ROWS * _PITCH, 0
+        more = tile < end and busy(starts, lengths, tile)
+        following = tile + step < end and busy(starts, lengths, tile + step)
+        while more:
+            again = tile + 2 * step < end and busy(starts, lengths, tile + 2 * step)
+            multiplied(memory, to, tile, starts, rows, bias, out, n_in, n_out, side, again, threads)
+            more, following = following, again
+            to, side = both - to, 1 - side
+            tile += step
+        return tile
 
     @bounded(THREADS)
     def kernel(
-        starts, lengths, rows, first, indices, weight, x, matrix, bias, out, sums, n_in, n_out,
-        down, across,
+        starts, lengths, rows, first, indices, weight, x, matrix, bias, out, sums, parts,
+        n_in, n_out, down, across,
     ):  # fmt: skip
         array = cuda.shared.array(SHARED_BYTES // 4 if _SIMULATING else 0, np.float32)
         memory = _memory(array)
-        group = cuda.threadIdx.x // LANES
+        group, lane = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
         for k in range(group, n_in, THREADS // LANES):
-            for n in range(cuda.threadIdx.x % LANES, n_out, LANES):
+            for n in range(lane, n_out, LANES):
                 array[k * MOST + n] = matrix[k * down + n * across]
+        short = first_short(first, lengths)
         cuda.syncthreads()  # the matrix is in place
-        step = np.int64(cuda.gridDim.x) * ROWS
-        tile = first + np.int64(cuda.blockIdx.x) * ROWS
-        to, both = MOST * MOST, 2 * MOST * MOST + ROWS * _PITCH  # where tiles begin
-        side = 0
-        more = busy(starts, lengths, tile)
+        step, size = np.int64(cuda.gridDim.x) * ROWS, starts.size
+        begin = np.int64(cuda.blockIdx.x) * ROWS
+        few = LANES * FETCHERS + MULTIPLIERS
+        to, both = _FIRST, 2 * _FIRST + ROWS * _PITCH  # where tiles begin
         if _SIMULATING:
-            while more:
-                if group < GROUPS:
-                    gather(memory, to, tile, starts, lengths, rows, indices, weight, x, sums, n_in)
+            if FETCHERS <= group < GROUPS:
+                sum_pieces(group, first, starts, lengths, rows, indices, weight, x, parts, n_in)
+            tile = short + begin
+            own = own_only(starts, lengths, rows, indices, weight, tile)
+            while busy(starts, lengths, tile):
+                if group < FETCHERS:
+                    fetch_tile(
+                        memory, to, tile, own, starts, lengths, rows, indices, weight, x, sums, n_in
+                    )
                 cuda.syncthreads()
                 if group >= GROUPS:
-                    multiplied(memory, to, tile, starts, rows, bias, out, n_in, n_out, 0, False)
+                    multiplied(
+                        memory, to, tile, starts, rows, bias, out, n_in, n_out, 0, False, few
+                    )
                 cuda.syncthreads()
                 tile += step
-                more = busy(starts, lengths, tile)
+            while tile < size:
+                write_empty(
+                    cuda.threadIdx.x, THREADS, tile, starts, rows, bias, out, sums, n_in, n_out
+                )
+                tile += step
+            tile = first + begin
+            while tile < short:
+                if group < GROUPS:
+                    spans = own_span(starts, lengths, rows, tile)
+                    gather(
+                        memory, to, tile, spans, starts, lengths, rows, indices, weight, x, sums,
+                        n_in,
+                    )  # fmt: skip
+                cuda.syncthreads()
+                if group >= GROUPS:
+                    multiplied(
+                        memory, to, tile, starts, rows, bias, out, n_in, n_out, 0, False, THREADS
+                    )
+                cuda.syncthreads()
+                tile += step
         elif group < GROUPS:
-            turn = 0
-            while more:
-                more = busy(starts, lengths, tile + step)
+            side, turn = 0, 0
+            if group < FETCHERS:
+                tile = short + begin
+                own = own_only(starts, lengths, rows, indices, weight, tile)
+                while busy(starts, lengths, tile):
+                    following = own_only(starts, lengths, rows, indices, weight, tile + step)
+                    if turn > 1:
+                        _meet(_EMPTY + side, few)
+                    fetch_tile(
+                        memory, to, tile, own, starts, lengths, rows, indices, weight, x, sums, n_in
+                    )
+                    own = following
+                    _arrive(_FULL + side, few)
+                    to, side = both - to, 1 - side
+                    tile += step
+                    turn += 1
+            else:
+                sum_pieces(group, first, starts, lengths, rows, indices, weight, x, parts, n_in)
+            cuda.syncthreads()  # the barriers are as at the beginning
+            to, side, turn = _FIRST, 0, 0
+            tile = first + begin
+            while tile < short:
+                spans = own_span(starts, lengths, rows, tile)
+                near = min(tile + step + group + GROUPS * min(lane, LAST), size - 1)
+                _prefetch(starts, near)
+                _prefetch(lengths, near)
+                if keeps:
+                    _prefetch(rows, near)
                 if turn > 1:
-                    _meet(_EMPTY + side)
-                gather(memory, to, tile, starts, lengths, rows, indices, weight, x, sums, n_in)
-                _arrive(_FULL + side)
+                    _meet(_EMPTY + side, THREADS)
+                gather(
+                    memory, to, tile, spans, starts, lengths, rows, indices, weight, x, sums, n_in
+                )
+                _arrive(_FULL + side, THREADS)
                 to, side = both - to, 1 - side
                 tile += step
                 turn += 1
         else:
-            following = busy(starts, lengths, tile + step)
-            while more:
-                again = busy(starts, lengths, tile + 2 * step)
-                multiplied(memory, to, tile, starts, rows, bias, out, n_in, n_out, side, again)
-                more, following = following, again
-                to, side = both - to, 1 - side
+            thread = cuda.threadIdx.x - LANES * GROUPS
+            tile = multiply_tiles(
+                memory,
+                short + begin,
+                size,
+                step,
+                starts,
+                lengths,
+                rows,
+                bias,
+                out,
+                n_in,
+                n_out,
+                few,
+            )
+            while tile < size:
+                write_empty(thread, MULTIPLIERS, tile, starts, rows, bias, out, sums, n_in, n_out)
                 tile += step
-        while tile < starts.size:  # those of many entries come first
-            write_empty(tile, starts, rows, bias, out, sums, n_in, n_out)
-            tile += step
+            cuda.syncthreads()
+            multiply_tiles(
+                memory, first + begin, short, step, starts, lengths, rows, bias, out, n_in, n_out,
+                THREADS,
+            )  # fmt: skip
 
     kernel.shared_bytes = SHARED_BYTES
     return kernel

@@ -101,36 +101,6 @@ def gather_reduce(
     return out
 
 
-def piece_sums(level: Any, pointers: Any, x: Any, n_features: int, weight: Any = None) -> Any:
-    """Give the sums of the pieces of long rows, as the first step of :func:`gather_reduce`.
-
-    Parameters
-    ----------
-    level : Level
-    pointers : array
-        Without ``weight`` any: entries are then rows of ``x`` themselves, else those that it has.
-    x : array of float32, C-contiguous
-    n_features : int
-    weight : array of float32, shape (n_entries,), optional
-        The factors of the first level.
-
-    Returns
-    -------
-    array of float32, shape (n_pieces * n_features,)
-    """
-    n, weighted = level.n_pieces, weight is not None
-    parts = _device.empty(x, (n * n_features,), x.dtype)
-    items = (array[:n] for array in level[:3])
-    given = pointers, x, pointers, weight if weighted else pointers
-    arguments = (
-        *items, n, pointers, *given, parts.reshape(n, n_features), parts,
-        n_features, 1, n_features, x.dtype.type(0),
-    )  # fmt: skip
-    options = "weighted" if weighted else "sum", "plain", weighted, False, False, weighted, 1, 0
-    launch_planned(_reduction, options, arguments)
-    return parts
-
-
 def _reduction(options, args):
     """Choose the kernel of a level, the blocks and the block."""
     from rtxarr.kernels._gather_cuda import Types, reduction

@@ -1,8 +1,4 @@
-"""Sums of gathered rows, times a matrix, on a GPU, for graphs many of whose rows have no entries.
-
-The product runs beside the gathering, and only for rows with entries. Where all rows have some, it
-takes as long as a product of its own.
-"""
+"""Sums of gathered rows, times a matrix, on a GPU: the product runs beside the gathering."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ import numpy as np
 from rtxarr import _device
 from rtxarr._device import _SIMULATING, device_of, launch_planned, runs_here
 from rtxarr.kernels._dense import _address, contiguous, packed
-from rtxarr.kernels.gather import piece_sums
 
 __all__ = ["fits", "gather_product"]
 
@@ -104,12 +99,11 @@ def gather_product(
     for level in levels:
         joined, n_pieces = parts, level.n_pieces
         given = indices if gathered else indptr
-        if n_pieces:
-            parts = piece_sums(level, given, joined, n_in, weight if gathered else None)
+        parts = _device.empty(indptr, (n_pieces * n_in,), _F32)
         flags = gathered, bias is not None, keep
         arguments = (
             *level[:3], n_pieces, given, weight, joined, matrix,
-            weight if bias is None else bias, out, sums,
+            weight if bias is None else bias, out, sums, parts,
             n_in, n_out, *strides,
         )  # fmt: skip
         launch_planned(_products, flags, arguments)
@@ -123,5 +117,5 @@ def _products(options, args):
 
     gathered, biased, keeps = options
     kernel = summed_products(gathered=gathered, biased=biased, keeps=keeps)
-    n_tiles = -(-args[0].shape[0] // ROWS)
+    n_tiles = -(-args[0].shape[0] // ROWS)  # pieces are more than tiles of them
     return kernel, min(n_tiles, _blocks(str(device_of(args[6])))), THREADS

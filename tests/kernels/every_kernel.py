@@ -608,7 +608,7 @@ def gather_product_cases():
         kernel = summed_products(gathered=gathered, biased=biased, keeps=keeps)
         first = lengths if gathered else INTEGER_POINTERS
         items = (INTEGER_POINTERS, lengths, lengths, "int64", first)
-        yield f"gathered-{gathered}-{biased}", kernel, (*items, *[row] * 6, *["int64"] * 4)
+        yield f"gathered-{gathered}-{biased}", kernel, (*items, *[row] * 7, *["int64"] * 4)
 
 
 def gather_cases():
