@@ -72,12 +72,12 @@ def trace(
     ``edge`` is the shape of a row of edges, or None.
     """
     small, sizes = _stand_in(graph, n_features)
-    meter = _Meter(small, sizes, raw(small.indptr))
     rng = np.random.default_rng(0)
     with graph.device:
         arrays = [_random(rng, small, (small.n_nodes, n_features), dtype)]
         if edge is not None:
             arrays.append(abs(_random(rng, small, (small.n_edges, *edge), dtype)))
+        meter = _Meter(small, sizes, raw(small.indptr), arrays)
         given = [Tensor(x, requires_grad=backward) for x in arrays]
         modules = list(function.modules()) if isinstance(function, Module) else []
         modes = [module.training for module in modules]
@@ -136,7 +136,7 @@ def _stand_in(graph, n_features):
 class _Meter:
     """Takes the place of a profile: sees operations, and adds up what is alive."""
 
-    def __init__(self, graph, sizes, like):
+    def __init__(self, graph, sizes, like, given=()):
         self.steps: list[Step] = []
         self.peak = 0
         self._graph, self._sizes = graph, sizes
@@ -151,6 +151,7 @@ class _Meter:
         self._users: dict[int, int] = {}
         self._waiting: dict[int, int] = {}  # bytes of gradients, by the id of their node
         self._kept: dict[int, Any] = {}
+        self._passing = {id(_owner(x)) for x in given}  # and of what the backward pass makes
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -200,8 +201,10 @@ class _Meter:
                 self.steps[start:] = passes_back(forward)
             new = self.steps[start:]
             sizes = sorted(self._bounded(held) for step in new for held in step.outputs)
-            # The rule of attention is many operations, and lets go of what it is done with.
-            made = sum(sizes if forward is None else sizes[-_HELD:])
+            if forward is not None and self._on_host:
+                # The rule of attention is many operations, and lets go of what it is done with.
+                sizes = sizes[-_HELD:]
+            made = sum(sizes)
             made += max(map(self._extra, new), default=0)
             self.peak = max(self.peak, self._total + sum(self._waiting.values()) + made)
             self._waiting.pop(id(node), None)
@@ -249,12 +252,10 @@ class _Meter:
             for part in x if isinstance(x, (tuple, list)) else (x,):
                 if hasattr(part, "dtype") and hasattr(part, "shape") and part.size > 1:
                     arrays.append(self._of(name, part))
-                    if (
-                        of_graph
-                        and arrays[-1].rows == "edges"
-                        and id(_owner(part)) not in (self._alive)
-                    ):
-                        self._kept.setdefault(id(_owner(part)), part)
+                    key = id(_owner(part))
+                    is_made = key in self._alive or key in self._passing
+                    if of_graph and arrays[-1].rows == "edges" and not is_made:
+                        self._kept.setdefault(key, part)
         owners = {id(_owner(x)) for x in args if hasattr(x, "dtype")}
         for x in outputs:
             owner = _owner(x)
@@ -275,11 +276,13 @@ class _Meter:
             self.peak = max(self.peak, self._total + self._extra(step))
 
     def _add(self, owner, nbytes):
-        if self._is_backward:
-            return  # the tape of the backward pass keeps what an ordinary one lets go of
         if isinstance(owner, np.generic):
             return  # a number, which cannot be watched
         key = id(owner)
+        if self._is_backward:  # its tape keeps what an ordinary one lets go of
+            self._passing.add(key)
+            weakref.finalize(owner, self._passing.discard, key).atexit = False
+            return
         self._alive[key] = nbytes
         self._total += nbytes
         weakref.finalize(owner, self._drop, key).atexit = False
@@ -300,8 +303,13 @@ class _Meter:
         width = max(held.width for held in step.arrays)
         n_edges = max(n for n, rows in self._sizes.values() if rows == "edges")
         extra = 0
-        if not self._on_host and step.name in (*WITH_MESSAGES, *_PLAIN, *_KERNELS):
-            return 0  # a kernel needs nothing but its results
+        if step.name == "gather_var":  # the means, as they are accumulated
+            extra += sum(math.prod(x.shape) * max(x.itemsize, 4) for x in step.outputs)
+        if step.name == "projected_attention" and not self._on_host:
+            extra += 2 * step.outputs[1].nbytes  # the products with the vectors
+        name = step.name.partition(" ")[0]  # without the pass of attention
+        if not self._on_host and name in (*WITH_MESSAGES, *_PLAIN, *_KERNELS):
+            return extra  # a kernel needs nothing else but its results
         if step.name in ATTENTION:
             extra += (_HELD - 1) * step.outputs[1].nbytes
         if step.name in WITH_MESSAGES:
@@ -370,9 +378,15 @@ def passes_back(forward: Step) -> list[Step]:
             by_src.append(x)
     of_src = [x for name, x in given.items() if name in ("values", "src", "key")]
     of_dst = [x for name, x in given.items() if name in ("dst", "query", "edge")]
+    projects = forward.name == "projected_attention"
+    of_dst += 2 * [sums]
+    if projects or (forward.name == "additive_attention" and "src" in given):
+        of_dst += 2 * [sums]  # for the slopes of the scores
+    if projects:
+        of_dst += 4 * [sums]  # the products with the vectors once more, and their gradients
     return [
         Step(f"{forward.name} by {of}", True, False, True, tuple(arrays), tuple(made))
-        for of, arrays, made in (("dst", by_dst, [*of_dst, sums, sums]), ("src", by_src, of_src))
+        for of, arrays, made in (("dst", by_dst, of_dst), ("src", by_src, of_src))
     ]
 
 

@@ -287,6 +287,27 @@ def test_attention_goes_over_the_edges_twice_in_its_gradient():
     assert gathered == [(e - n) * 64, (e - n) * (64 + 64 + 8 + 8)]
 
 
+def test_what_a_backward_pass_makes_of_edges_is_not_kept_with_the_graph(graph):
+    planned = geom.plan(graph, geom.GATConv(F, 8, heads=4, add_self_loops=False), F, backward=True)
+    assert planned.kept_bytes == E * (4 + 8) + 8 * (N + 1)  # the graph turned round
+    planned = geom.plan(graph, "sum", F, weighted=True, backward=True)
+    assert planned.kept_bytes == E * (4 + 8) + 8 * (N + 1)
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float16", 4), ("float32", 4), ("float64", 8)])
+@pytest.mark.parametrize("on_host", [True, False], ids=["cpu", "gpu"])
+def test_a_variance_holds_the_means(graph, on_host, dtype, itemsize, monkeypatch):
+    meter = _trace._Meter(graph, {N: (N, "nodes"), E: (E, "edges")}, graph.indptr)
+    monkeypatch.setattr(meter, "_on_host", on_host)
+    x = _trace.Held("x", (N, F), np.dtype(dtype).itemsize, "nodes")
+    steps = [_trace.Step(n, False, False, True, (x,), (x,)) for n in ("gather_var", "edge_dot")]
+    means, others = map(meter._extra, steps)
+    if on_host:  # chunks of messages in both
+        assert means >= N * F * itemsize
+    else:
+        assert (means, others) == (N * F * itemsize, 0)
+
+
 def test_a_plan_keeps_nothing_alive(graph):
     def alive():
         gc.collect()

@@ -6,7 +6,7 @@ import pytest
 
 import rtxarr as rx
 from rtxarr import _device, geom
-from rtxarr.geom import _fused
+from rtxarr.geom import _fused, _trace
 from rtxarr.kernels import dropout, edge_attention, philox
 from rtxarr.testing import assert_close
 
@@ -388,6 +388,48 @@ def test_what_does_not_fit():
     assert not edge_attention.fits(np.zeros((3, 0, 2), np.float32))
     assert not edge_attention.fits(np.zeros((3, 1, 2), np.int32))
     assert not edge_attention.fits(np.zeros((3, 1, 2000), np.float32))
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    "kind, n_heads, dtype",
+    [
+        ("additive", 2, "float32"),
+        ("projected", 2, "float32"),
+        ("projected", 2, "float16"),
+        ("dot", 1, "float32"),
+        ("dot", 1, "float16"),
+    ],
+)
+def test_plans_count_what_the_gradient_makes(monkeypatch, kind, n_heads, dtype):
+    """Of short rows, which need no parts."""
+    graph = geom.Graph.from_edges(np.array([0, 1, 4, 2, 2]), np.array([1, 1, 3, 0, 0]), n_nodes=6)
+    given = arguments(kind, graph, n_heads, 8, dtype)
+    tensors = {k: None if x is None else rx.Tensor(x, requires_grad=True) for k, x in given.items()}
+    out, lse = call(kind, graph, tensors)
+    made, empty = [], edge_attention.empty
+
+    def counted(like, shape, dtype):
+        made.append(empty(like, shape, dtype))
+        return made[-1]
+
+    monkeypatch.setattr(edge_attention, "empty", counted)
+    out.backward(np.ones(out.shape, dtype))
+
+    def held(name, x):
+        rows = "nodes" if x.shape[0] == graph.n_nodes else ""
+        return _trace.Held(name, x.shape, x.dtype.itemsize, rows)
+
+    arrays = [held(k, x) for k, x in given.items() if x is not None]
+    outputs = held("", out.data), held("", lse.data)
+    step = _trace.Step(f"{kind}_attention", False, False, True, tuple(arrays), outputs)
+    passes = _trace.passes_back(step)
+    planned = sum(x.nbytes for one in passes for x in one.outputs if x.rows == "nodes")
+    again = 2 * lse.data.nbytes if kind == "projected" else 0  # which other kernels make
+    assert planned == sum(x.nbytes for x in made) + again
+    meter = _trace._Meter(graph, {6: (6, "nodes"), 5: (5, "edges")}, out.data)
+    monkeypatch.setattr(meter, "_on_host", False)
+    assert [meter._extra(one) for one in passes] == [0, 0]  # no wider copies either
 
 
 @pytest.mark.gpu
