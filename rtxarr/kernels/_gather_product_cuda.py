@@ -6,7 +6,7 @@ stays there too. Two tiles change places; a named barrier tells that one is full
 may be filled again.
 
 Long rows have little to multiply and short ones little to gather. So at first most of the warps
-that gather add up the pieces of long rows, while a few of them fetch the rows with one entry.
+that gather add up the pieces of long rows, while a few of them add up short ones.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from rtxarr.kernels._vector import by_offset
 _F32 = np.dtype(np.float32)
 # Threads that share a row, of four features each, and groups of them.
 LANES, GROUPS = (2, 2) if _SIMULATING else (32, 16)
-# Groups that fetch rows with one entry, and entries of a row that a group knows before it reads.
-FETCHERS, BATCH = (1, 16) if _SIMULATING else (4, LANES)
+# Groups that add up short rows at first, of so many entries at most; and entries of a row that a
+# group knows before it reads.
+FETCHERS, SHORT, BATCH = (1, 3, 16) if _SIMULATING else (4, 3, LANES)
 # Threads that multiply: those along y have four rows each, along x eight columns.
 ACROSS, DOWN = (1, 1) if _SIMULATING else (16, 16)
 MULTIPLIERS = ACROSS * DOWN
@@ -185,6 +186,7 @@ def _row(total, a, b, c):
 
 
 _NONE = (np.float32(0),) * 4
+_NONES = (_NONE,) * 4
 _NOTHING = ((_NONE, _NONE),) * 4
 
 
@@ -279,6 +281,12 @@ def summed_products(*, gathered: bool, biased: bool, keeps: bool):
         return span(starts, lengths, rows, item)
 
     @cuda.jit(device=True)
+    def short_spans(starts, lengths, rows, tile):
+        """Give that where a group has items one after the other."""
+        group, lane = np.int64(cuda.threadIdx.x // LANES), cuda.threadIdx.x % LANES
+        return span(starts, lengths, rows, tile + group * _EACH + min(lane, _EACH - 1))
+
+    @cuda.jit(device=True)
     def span_of(own, k, starts, lengths, rows, item):
         if _SIMULATING:
             return span(starts, lengths, rows, item)
@@ -313,49 +321,72 @@ def summed_products(*, gathered: bool, biased: bool, keeps: bool):
             k = np.int32(k + 1)
 
     @cuda.jit(device=True)
-    def only(starts, lengths, rows, indices, weight, item):
-        """Give the source of an item's only entry or -1, the factor and the row of the result."""
-        inside = min(item, starts.size - 1)
-        number = np.int64(rows[inside]) if keeps else np.int64(0)
-        if item >= starts.size or lengths[inside] == 0:  # there may be no entries at all to read
-            return np.int64(-1), one, number
-        j = starts[inside]
+    def entry(indices, weight, start, i, length):
+        """Give the source of an entry, or -1 if an item has fewer, and the factor."""
+        if i >= length:  # there may be no entries at all to read
+            return np.int64(-1), one
         if not gathered:
-            return j, one, number
-        return np.int64(indices[j]), weight[j], number
+            return start + i, one
+        return np.int64(indices[start + i]), weight[start + i]
 
     @cuda.jit(device=True)
-    def own_only(starts, lengths, rows, indices, weight, tile):
-        """Give that of the thread's own item of a tile."""
-        group, lane = np.int64(cuda.threadIdx.x // LANES), cuda.threadIdx.x % LANES
-        item = tile + group * _EACH + min(lane, _EACH - 1)
-        return only(starts, lengths, rows, indices, weight, item)
-
-    @cuda.jit(device=True)
-    def one_of(own, k, starts, lengths, rows, indices, weight, x, item, place, n_in):
-        """Give the row of item ``k`` of the group times its factor, and the row of the result."""
+    def row_of(own, k, i, starts, lengths, rows, indices, weight, x, item, place, n_in):
+        """Give the source of entry ``i`` of item ``k`` of the group, its row and its factor."""
         if _SIMULATING:
-            own = only(starts, lengths, rows, indices, weight, item)
+            start, length, _ = span(starts, lengths, rows, item)
+            own = entry(indices, weight, start, i, length)
         source = _of_lane(own[0], k, own, 0)
-        entry = load(x, max(source, np.int64(0)) * n_in + place), _of_lane(own[1], k, own, 1)
-        return _plus_if(source >= 0, _NONE, entry), _of_lane(own[2], k, own, 2)
+        row = load(x, max(source, np.int64(0)) * n_in + place)
+        return source, (row, _of_lane(own[1], k, own, 1))
 
     @cuda.jit(device=True)
-    def fetch_tile(memory, to, tile, own, starts, lengths, rows, indices, weight, x, sums, n_in):
-        """Take the rows of a tile whose items have an entry at most, four at once."""
+    def four_of(own, k, i, starts, lengths, rows, indices, weight, x, item, place, n_in):
+        """Give that of four items."""
+        return (
+            row_of(own, k, i, starts, lengths, rows, indices, weight, x, item, place, n_in),
+            row_of(own, k + 1, i, starts, lengths, rows, indices, weight, x, item + 1, place, n_in),
+            row_of(own, k + 2, i, starts, lengths, rows, indices, weight, x, item + 2, place, n_in),
+            row_of(own, k + 3, i, starts, lengths, rows, indices, weight, x, item + 3, place, n_in),
+        )
+
+    @cuda.jit(device=True)
+    def plus_each(totals, four):
+        p, q, r, s = four
+        return (
+            _plus_if(p[0] >= 0, totals[0], p[1]),
+            _plus_if(q[0] >= 0, totals[1], q[1]),
+            _plus_if(r[0] >= 0, totals[2], r[1]),
+            _plus_if(s[0] >= 0, totals[3], s[1]),
+        )
+
+    @cuda.jit(device=True)
+    def put_short(memory, to, tile, row, k, spans, total, starts, lengths, rows, sums, place, n_in):
+        item = tile + row
+        number = span_of(spans, k, starts, lengths, rows, item)[2]
+        put(memory, to, row, place, total, item < starts.size, number, sums, n_in)
+
+    @cuda.jit(device=True)
+    def fetch_tile(memory, to, tile, spans, starts, lengths, rows, indices, weight, x, sums, n_in):
+        """Add up the rows of a tile whose items have few entries, four items at once."""
         place = min(4 * np.int64(cuda.threadIdx.x % LANES), n_in - 4)
         row = np.int64(cuda.threadIdx.x // LANES) * _EACH
-        item, size = tile + row, starts.size
+        most = span_of(spans, 0, starts, lengths, rows, tile + row)[1]  # they are sorted
+        first = entry(indices, weight, spans[0], 0, spans[1])
+        second = entry(indices, weight, spans[0], 1, spans[1])
+        third = entry(indices, weight, spans[0], 2, spans[1])
         for k in range(0, _EACH, 4):
-            i, r = item + k, row + k
-            a, p = one_of(own, k, starts, lengths, rows, indices, weight, x, i, place, n_in)
-            b, q = one_of(own, k + 1, starts, lengths, rows, indices, weight, x, i + 1, place, n_in)
-            c, u = one_of(own, k + 2, starts, lengths, rows, indices, weight, x, i + 2, place, n_in)
-            d, v = one_of(own, k + 3, starts, lengths, rows, indices, weight, x, i + 3, place, n_in)
-            put(memory, to, r, place, a, i < size, p, sums, n_in)
-            put(memory, to, r + 1, place, b, i + 1 < size, q, sums, n_in)
-            put(memory, to, r + 2, place, c, i + 2 < size, u, sums, n_in)
-            put(memory, to, r + 3, place, d, i + 3 < size, v, sums, n_in)
+            item, r = tile + row + k, row + k
+            given = starts, lengths, rows, indices, weight, x, item, place, n_in
+            totals = plus_each(_NONES, four_of(first, k, 0, *given))
+            if most > 1:
+                totals = plus_each(totals, four_of(second, k, 1, *given))
+            if most > 2:
+                totals = plus_each(totals, four_of(third, k, 2, *given))
+            into = starts, lengths, rows, sums, place, n_in
+            put_short(memory, to, tile, r, k, spans, totals[0], *into)
+            put_short(memory, to, tile, r + 1, k + 1, spans, totals[1], *into)
+            put_short(memory, to, tile, r + 2, k + 2, spans, totals[2], *into)
+            put_short(memory, to, tile, r + 3, k + 3, spans, totals[3], *into)
 
     @cuda.jit(device=True)
     def sum_pieces(group, first, starts, lengths, rows, indices, weight, x, parts, n_in):
@@ -448,11 +479,11 @@ def summed_products(*, gathered: bool, biased: bool, keeps: bool):
 
     @cuda.jit(device=True)
     def first_short(first, lengths):
-        """Give the first tile all of whose items have an entry at most; they are sorted."""
+        """Give the first tile all of whose items are short; they are sorted."""
         low, high = np.int64(0), (lengths.size - first + ROWS - 1) // ROWS
         while low < high:
             middle = (low + high) // 2
-            if lengths[first + middle * ROWS] > 1:
+            if lengths[first + middle * ROWS] > SHORT:
                 low = middle + 1
             else:
                 high = middle
@@ -495,12 +526,13 @@ def summed_products(*, gathered: bool, biased: bool, keeps: bool):
             if FETCHERS <= group < GROUPS:
                 sum_pieces(group, first, starts, lengths, rows, indices, weight, x, parts, n_in)
             tile = short + begin
-            own = own_only(starts, lengths, rows, indices, weight, tile)
+            spans = short_spans(starts, lengths, rows, tile)
             while busy(starts, lengths, tile):
                 if group < FETCHERS:
                     fetch_tile(
-                        memory, to, tile, own, starts, lengths, rows, indices, weight, x, sums, n_in
-                    )
+                        memory, to, tile, spans, starts, lengths, rows, indices, weight, x, sums,
+                        n_in,
+                    )  # fmt: skip
                 cuda.syncthreads()
                 if group >= GROUPS:
                     multiplied(
@@ -532,15 +564,16 @@ def summed_products(*, gathered: bool, biased: bool, keeps: bool):
             side, turn = 0, 0
             if group < FETCHERS:
                 tile = short + begin
-                own = own_only(starts, lengths, rows, indices, weight, tile)
+                spans = short_spans(starts, lengths, rows, tile)
                 while busy(starts, lengths, tile):
-                    following = own_only(starts, lengths, rows, indices, weight, tile + step)
+                    following = short_spans(starts, lengths, rows, tile + step)
                     if turn > 1:
                         _meet(_EMPTY + side, few)
                     fetch_tile(
-                        memory, to, tile, own, starts, lengths, rows, indices, weight, x, sums, n_in
-                    )
-                    own = following
+                        memory, to, tile, spans, starts, lengths, rows, indices, weight, x, sums,
+                        n_in,
+                    )  # fmt: skip
+                    spans = following
                     _arrive(_FULL + side, few)
                     to, side = both - to, 1 - side
                     tile += step

@@ -81,6 +81,7 @@ def test_products_are_those_of_float64(skewed, place, turned, biased, keep):
         {0: 1.0},
         {1: 0.5, 0: 0.5},
         {2: 0.9, 1: 0.1},
+        {4: 0.2, 3: 0.4, 2: 0.2, 0: 0.2},
         {17: 0.02, 3: 0.3, 1: 0.4, 0: 0.28},
         {17: 1.0},
     ],
