@@ -17,7 +17,7 @@ import numpy as np
 
 from rtxarr._device import _SIMULATING, cuda
 from rtxarr.kernels._rows import bounded
-from rtxarr.kernels._vector import by_offset
+from rtxarr.kernels._vector import by_address, by_offset
 
 _F32 = np.dtype(np.float32)
 # Threads that share a row, of four features each, and groups of them.
@@ -52,6 +52,10 @@ if _SIMULATING:
 
     def _of_lane(value, lane, array, at):
         return array[at]
+
+    def _load_row(array, row, n, place):
+        at = row * n + place
+        return array[at], array[at + 1], array[at + 2], array[at + 3]
 
     def _prefetch(array, at):
         pass
@@ -132,6 +136,31 @@ else:
     def _of_lane(value, lane, array, at):
         """Give element ``at`` of an array, which a thread of the group has."""
         return cuda.shfl_sync(0xFFFFFFFF, value, lane)
+
+    @intrinsic
+    def _address_in_row(typingctx, array, row, n, place):
+        """Give the address of an element of a row of ``n``."""
+
+        def codegen(context, builder, signature, args):
+            array, row, n, place = args
+            data = context.make_array(signature.args[0])(context, builder, array).data
+            start = builder.ptrtoint(builder.gep(data, [place]), _I64)
+            n_bytes = builder.shl(n, ir.Constant(_I64, 2))
+            if row.type == _I64:
+                return builder.add(builder.mul(row, n_bytes), start)
+            # A third of the instructions that a product of two int64 takes.
+            kind = ir.FunctionType(_I64, [_I32, _I32, _I64])
+            asm = ir.InlineAsm(kind, "mad.wide.s32 $0, $1, $2, $3;", "=l,r,r,l")
+            return builder.call(asm, [row, builder.trunc(n_bytes, _I32), start])
+
+        return types.int64(array, row, types.int64, types.int64), codegen
+
+    _load_four = by_address(_F32, 4)[1]
+
+    @cuda.jit(device=True)
+    def _load_row(array, row, n, place):
+        """Give four elements of a row of ``n``, from ``place`` on."""
+        return _load_four(_address_in_row(array, row, n, place))
 
     @intrinsic
     def _prefetch(typingctx, array, at):
@@ -227,9 +256,9 @@ def summed_products(*, gathered: bool, biased: bool, keeps: bool):
     def fetch(indices, weight, x, own, k, j, place, n_in):
         """Give the row and the factor of entry ``j + k``, which thread ``k`` of the group has."""
         if not gathered:
-            return load(x, (j + k) * n_in + place), one
-        source = np.int64(_of_lane(own[0], k, indices, j + k))
-        return load(x, source * n_in + place), _of_lane(own[1], k, weight, j + k)
+            return _load_row(x, j + k, n_in, place), one
+        source = _of_lane(own[0], k, indices, j + k)
+        return _load_row(x, source, n_in, place), _of_lane(own[1], k, weight, j + k)
 
     @cuda.jit(device=True)
     def summed(indices, weight, x, start, length, own, place, n_in):
@@ -322,47 +351,44 @@ def summed_products(*, gathered: bool, biased: bool, keeps: bool):
 
     @cuda.jit(device=True)
     def entry(indices, weight, start, i, length):
-        """Give the source of an entry, or -1 if an item has fewer, and the factor."""
-        if i >= length:  # there may be no entries at all to read
-            return np.int64(-1), one
+        """Give the source and the factor of an entry, of any where an item has fewer."""
+        j = start + i if i < length else np.int64(0)
         if not gathered:
-            return start + i, one
-        return np.int64(indices[start + i]), weight[start + i]
+            return j, one
+        return indices[j], weight[j]
 
     @cuda.jit(device=True)
-    def row_of(own, k, i, starts, lengths, rows, indices, weight, x, item, place, n_in):
-        """Give the source of entry ``i`` of item ``k`` of the group, its row and its factor."""
+    def row_of(own, k, i, spans, starts, lengths, rows, indices, weight, x, item, place, n_in):
+        """Tell whether item ``k`` of the group has an entry ``i``; give its row and its factor."""
         if _SIMULATING:
-            start, length, _ = span(starts, lengths, rows, item)
-            own = entry(indices, weight, start, i, length)
-        source = _of_lane(own[0], k, own, 0)
-        row = load(x, max(source, np.int64(0)) * n_in + place)
-        return source, (row, _of_lane(own[1], k, own, 1))
+            spans = span(starts, lengths, rows, item)
+            own = entry(indices, weight, spans[0], i, spans[1])
+        row = _load_row(x, _of_lane(own[0], k, own, 0), n_in, place)
+        return i < _of_lane(spans[1], k, spans, 1), (row, _of_lane(own[1], k, own, 1))
 
     @cuda.jit(device=True)
-    def four_of(own, k, i, starts, lengths, rows, indices, weight, x, item, place, n_in):
-        """Give that of four items."""
+    def plus_four(
+        totals, own, k, i, spans, starts, lengths, rows, indices, weight, x, item, place, n_in
+    ):  # fmt: skip
+        """Add entry ``i`` of four items."""
+        given = starts, lengths, rows, indices, weight, x
+        p = row_of(own, k, i, spans, *given, item, place, n_in)
+        q = row_of(own, k + 1, i, spans, *given, item + 1, place, n_in)
+        r = row_of(own, k + 2, i, spans, *given, item + 2, place, n_in)
+        s = row_of(own, k + 3, i, spans, *given, item + 3, place, n_in)
         return (
-            row_of(own, k, i, starts, lengths, rows, indices, weight, x, item, place, n_in),
-            row_of(own, k + 1, i, starts, lengths, rows, indices, weight, x, item + 1, place, n_in),
-            row_of(own, k + 2, i, starts, lengths, rows, indices, weight, x, item + 2, place, n_in),
-            row_of(own, k + 3, i, starts, lengths, rows, indices, weight, x, item + 3, place, n_in),
-        )
-
-    @cuda.jit(device=True)
-    def plus_each(totals, four):
-        p, q, r, s = four
-        return (
-            _plus_if(p[0] >= 0, totals[0], p[1]),
-            _plus_if(q[0] >= 0, totals[1], q[1]),
-            _plus_if(r[0] >= 0, totals[2], r[1]),
-            _plus_if(s[0] >= 0, totals[3], s[1]),
+            _plus_if(p[0], totals[0], p[1]),
+            _plus_if(q[0], totals[1], q[1]),
+            _plus_if(r[0], totals[2], r[1]),
+            _plus_if(s[0], totals[3], s[1]),
         )
 
     @cuda.jit(device=True)
     def put_short(memory, to, tile, row, k, spans, total, starts, lengths, rows, sums, place, n_in):
         item = tile + row
-        number = span_of(spans, k, starts, lengths, rows, item)[2]
+        if _SIMULATING:
+            spans = span(starts, lengths, rows, item)
+        number = _of_lane(spans[2], k, spans, 2) if keeps else np.int64(0)
         put(memory, to, row, place, total, item < starts.size, number, sums, n_in)
 
     @cuda.jit(device=True)
@@ -376,12 +402,12 @@ def summed_products(*, gathered: bool, biased: bool, keeps: bool):
         third = entry(indices, weight, spans[0], 2, spans[1])
         for k in range(0, _EACH, 4):
             item, r = tile + row + k, row + k
-            given = starts, lengths, rows, indices, weight, x, item, place, n_in
-            totals = plus_each(_NONES, four_of(first, k, 0, *given))
+            given = spans, starts, lengths, rows, indices, weight, x, item, place, n_in
+            totals = plus_four(_NONES, first, k, 0, *given)
             if most > 1:
-                totals = plus_each(totals, four_of(second, k, 1, *given))
+                totals = plus_four(totals, second, k, 1, *given)
             if most > 2:
-                totals = plus_each(totals, four_of(third, k, 2, *given))
+                totals = plus_four(totals, third, k, 2, *given)
             into = starts, lengths, rows, sums, place, n_in
             put_short(memory, to, tile, r, k, spans, totals[0], *into)
             put_short(memory, to, tile, r + 1, k + 1, spans, totals[1], *into)
