@@ -274,6 +274,16 @@ def test_what_the_layer_gets_is_checked_before_the_kernel(layer):
         run(weighted)
 
 
+def test_wide_indices(skewed, place):
+    indptr, indices, x, weight, matrix = (_device.to_device(a, place) for a in skewed)
+    levels = _bins.deal_out(indptr, *((4, 2) if place.kind == "cpu" else ()))
+    got, want = (
+        gather_product(x, indptr, i, levels, weight, matrix)[0]
+        for i in (indices.astype("int64"), indices)
+    )
+    assert_close(_device.to_device(got, "cpu"), _device.to_device(want, "cpu"), exact=True)
+
+
 def test_a_bias_that_is_part_of_a_vector(skewed, place):
     indptr, indices, x, weight, matrix = (_device.to_device(a, place) for a in skewed)
     levels = _bins.deal_out(indptr, *((4, 2) if place.kind == "cpu" else ()))
