@@ -10,7 +10,6 @@ from rtxarr._checks import check_range
 from rtxarr._device import (
     _SIMULATING,
     empty,
-    launch,
     launch_planned,
     namespace,
     nothing,
@@ -34,11 +33,8 @@ __all__ = ["scatter_reduce"]
 # Rows that one group of threads adds up alone: few, as a common word's rows are read from all over
 # memory.
 _CHUNK = 64
-# What is sorted by digits is marked and added up like few entries where rows have at least _WIDE
-# bytes, and there are fewer than _MOST entries, for which the bits of a mark suffice.
-_MOST, _WIDE = 1 << 28, 32 if _SIMULATING else 1024
-# Blocks that fill the result, and the one that sorts meanwhile.
-_BLOCKS = 3 if _SIMULATING else 529
+# Blocks that add up the units of rows, for each block of features.
+_JOINS = 2 if _SIMULATING else 32
 
 
 @overridable
@@ -81,10 +77,8 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
         rows = xp.arange(n_rows, dtype=index.dtype)
         return reduce_masked(xp, op, values, index == rows[:, None])
     if runs_kernels(index) and 0 not in (n_rows, *values.shape):
-        sort = _sort_of(index.shape[0], n_rows)
-        is_wide = values.shape[1] * values.dtype.itemsize >= _WIDE
-        if sort or is_wide and index.shape[0] < _MOST and n_rows < 2**31:
-            return _sort_and_sum(op, index, values, n_rows, sort)
+        if _can_sort(index.shape[0], n_rows):
+            return _sort_and_sum(op, index, values, n_rows)
         order, indptr = group_rows(index, n_rows)
         return segment_reduce(op, values, indptr, indices=order, chunk=_CHUNK)
     order = xp.argsort(index, stable=True)
@@ -93,65 +87,81 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
     return segment_reduce(op, values, indptr, indices=order)
 
 
-def _sort_of(n: int, n_rows: int) -> tuple[int, int] | None:
-    """Give the threads of the block that sorts, and entries of each; None if they are too many.
+def _can_sort(n: int, n_rows: int) -> bool:
+    """Tell whether two launches sort: a row of a run and an entry share a word of 32 bits."""
+    from rtxarr.kernels import _scatter_cuda as kernels
 
-    A row and an entry share a word of 32 bits.
-    """
-    from rtxarr.kernels._scatter_cuda import SORTS
-
-    for threads, each in SORTS:
-        most = threads * each
-        if n <= most and n_rows.bit_length() + (most - 1).bit_length() <= 32:
-            return threads, each
-    return None
+    n_own = -(-n_rows >> kernels.RUN_BITS)
+    most = kernels.MOST_TILES * kernels.GROUP_THREADS * kernels.GROUP_EACH
+    return (
+        n <= most
+        and n_own <= kernels.COUNTERS // 4
+        and n_own.bit_length() + (n - 1).bit_length() <= 32
+    )
 
 
-def _sort_and_sum(op: str, index: Any, values: Any, n_rows: int, sort: tuple | None) -> Any:
-    """Sort by a block, or by digits, and add up."""
-    from rtxarr.kernels._scatter_cuda import AT_ONCE, DIGIT_BITS, ROWS_EACH, mark, scratch_part
+def _sort_and_sum(op: str, index: Any, values: Any, n_rows: int) -> Any:
+    """Sort in two launches, and add up."""
+    from rtxarr.kernels import _scatter_cuda as kernels
 
     n, n_features = values.shape
     flat = row_by_row(values)
-    scalar, int32 = accumulator(values.dtype), np.dtype(np.int32)
+    scalar, int32, uint32 = accumulator(values.dtype), np.dtype(np.int32), np.dtype(np.uint32)
     out = empty(flat, (n_rows, n_features), values.dtype)
     wide = can_be_wide(flat, n_features)
     width = {2: 8, 4: 4}[values.dtype.itemsize] if wide else 1
-    n_slots = 2 * (n // _CHUNK)
-    n_counters = n_slots * (n_features // width)
-    scratch = empty(flat, (4 * scratch_part(n) + n_counters,), int32)
+    n_slots, n_long = 2 * (n // _CHUNK), n // (_CHUNK + 1)
+    places, longs = empty(flat, (4 * n,), int32), empty(flat, (2 + 3 * n_long,), int32)
+    counts = empty(flat, (n_rows,), int32)
     partial = empty(flat, (n_slots * n_features,), scalar) if n_slots else nothing(flat, scalar)
-    given = op, values.dtype, wide, _CHUNK
+
+    n_tiles = -(-n // (kernels.GROUP_THREADS * kernels.GROUP_EACH))
+    n_runs, entry_bits = 1 << kernels.RUN_BITS, (n - 1).bit_length()
+    grouped, starts = empty(flat, (n,), uint32), empty(flat, (n_tiles * (n_runs + 1),), uint32)
+    launch_planned(_group, (entry_bits, n_tiles), (index, grouped, starts, longs, n_rows))
+    n_own = -(-n_rows // n_runs)
+    most = max(kernels.COUNTERS * kernels.LANES // kernels.ORDER_THREADS, 1 << n_own.bit_length())
+    arguments: tuple[Any, ...] = grouped, starts, places, longs, counts, n_rows, n_tiles
+    launch_planned(_order, (entry_bits, most, _CHUNK, min(n_rows, n_runs)), arguments)
+
     block = row_block(n_features, width)
-    n_sums = n_blocks = -(-n // (min(AT_ONCE, _CHUNK) * block[1]))
-    if sort:
-        n_passes = -(-n_rows.bit_length() // DIGIT_BITS)
-        arguments: tuple[Any, ...] = index, out, scratch, n_counters, n_rows, n_passes, sort[1]
-        launch_planned(_fill_and_sort, (*given, *sort), arguments)
-        starts = nothing(flat, int32)
-    else:
-        order, starts = group_rows(index, n_rows)
-        n_threads = max(n_counters, scratch_part(n))
-        launch(mark(_CHUNK), n_threads, (order, starts, scratch, n_counters))
-        n_blocks += -(-n_rows // (block[1] * ROWS_EACH))
-    arguments = flat, scratch, starts, partial, out, n, n_features, n_rows, n_sums
-    launch_planned(_add_up, (*given, n_blocks, block), arguments)
+    n_sums = -(-n // (block[1] * kernels.places_each(block[1])))
+    n_blocks = n_sums + -(-n_rows // (block[1] * kernels.ROWS_EACH))
+    arguments = flat, places, longs, counts, partial, out, n_features, n_sums
+    launch_planned(_add_up, (op, values.dtype, wide, _CHUNK, n_blocks, block), arguments)
+    if n_slots:  # else no row has several units
+        grid = min(n_long, _JOINS), -(-n_features // kernels.JOIN_BLOCK[0])
+        launch_planned(_join, (op, values.dtype, _CHUNK, grid), (longs, partial, out, n_features))
     return out
 
 
-def _fill_and_sort(options, args):
+def _group(options, args):
     """Choose the kernel of the first launch, the blocks and the block."""
-    from rtxarr.kernels._scatter_cuda import fill_and_sort
+    from rtxarr.kernels._scatter_cuda import GROUP_THREADS, group
 
-    return fill_and_sort(*options), _BLOCKS, options[-2]
+    return group(options[0]), options[1], GROUP_THREADS
+
+
+def _order(options, args):
+    """Choose the kernel of the second launch, the blocks and the block."""
+    from rtxarr.kernels._scatter_cuda import ORDER_THREADS, order
+
+    return order(*options[:3]), options[3], ORDER_THREADS
 
 
 def _add_up(options, args):
-    """Choose the kernel of the second launch, the blocks and the block."""
+    """Choose the kernel of the third launch, the blocks and the block."""
     from rtxarr.kernels._scatter_cuda import add_up
 
     *given, n_blocks, block = options
-    return add_up(*given), n_blocks, block
+    return add_up(*given, block[1]), n_blocks, block
+
+
+def _join(options, args):
+    """Choose the kernel of the last launch, the blocks and the block."""
+    from rtxarr.kernels._scatter_cuda import JOIN_BLOCK, join
+
+    return join(*options[:3]), options[3], JOIN_BLOCK
 
 
 def _sum_host(index: np.ndarray, values: np.ndarray, n_rows: int) -> np.ndarray:

@@ -338,24 +338,30 @@ def group_norm_cluster_cases():
         yield f"once-gradient-{name}-sm_90", kernels.gradient, signature
 
 
-def scatter_cases():
-    from rtxarr.kernels._scatter_cuda import SORTS, add_up, fill_and_sort, mark
-
-    scratch, numbers = ("int32", 1, "C"), ("int64",) * 4
+def scatter_variants():
+    """Give titles, options, and the types of values and of sums."""
     variants = [("sum", "float32", True), ("sum", "bfloat16", True), ("sum", "float64", False)]
     variants += [("mean", "float16", True), ("max", "bfloat16", False)]
     for op, name, wide in variants:
-        values = (name, 1, "C")
-        partial = ("float32" if name in ("float16", "bfloat16") else name, 1, "C")
+        sums = "float32" if name in ("float16", "bfloat16") else name
         title, of = f"{op}-{name}{'-wide' * wide}", (op, dtype_of(name), wide, 64)
-        index = ("int32" if op == "mean" else "int64", 1, "C")
-        for sort in SORTS if op == "sum" and name == "float32" else SORTS[-1:]:
-            signature = (index, values, scratch, *numbers)
-            yield f"fill-and-sort-{title}-{sort}", fill_and_sort(*of, *sort), signature
-        starts = INTEGER_POINTERS if op == "sum" else scratch
-        signature = (values, scratch, starts, partial, values, *numbers)
-        yield f"add-up-{title}", add_up(*of), signature
-    yield "mark", mark(64), (scratch, INTEGER_POINTERS, scratch, "int64")
+        yield title, of, (name, 1, "C"), (sums, 1, "C")
+
+
+def scatter_cases():
+    from rtxarr.kernels._scatter_cuda import add_up, group, join, order
+
+    words, numbers, two = ("uint32", 1, "C"), ("int32", 1, "C"), ("int64",) * 2
+    for name in ("int64", "int32"):
+        yield f"group-{name}", group(17), ((name, 1, "C"), words, words, numbers, "int64")
+    for most_rows in (512, 8192):
+        signature = (words, words, *(numbers,) * 3, *two)
+        yield f"order-{most_rows}", order(17, most_rows, 64), signature
+    for title, of, values, partial in scatter_variants():
+        for groups in (2, 256) if of[2] else (16,):
+            signature = (values, *(numbers,) * 3, partial, values, *two)
+            yield f"add-up-{title}-{groups}", add_up(*of, groups), signature
+        yield f"join-{title}", join(of[0], of[1], 64), (numbers, partial, values, "int64")
 
 
 def sort_cases():

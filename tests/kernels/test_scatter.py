@@ -1,4 +1,4 @@
-"""Rows combined by their index in two launches, against a sort and sums over segments."""
+"""Rows combined by their index, against a sort and sums over segments."""
 
 import ml_dtypes
 import numpy as np
@@ -44,8 +44,8 @@ def indices(kind, n, n_rows):
     }[kind]()
 
 
-SMALL = [(13, 20), (17, 9), (32, 5)]
-LARGE = [(1, 1), (65, 9), (1000, 50_257), (2049, 300), (8192, 128_000)]
+SMALL = [(13, 20), (17, 9), (32, 5), (9, 60), (16, 33)]
+LARGE = [(1, 1), (65, 9), (1000, 50_257), (2049, 300), (8192, 128_000), (8191, 2000)]
 
 
 @pytest.mark.parametrize("kind", ["skewed", "uniform", "same", "outside", "falling"])
@@ -55,27 +55,25 @@ def test_bits_are_those_of_a_sort_and_segments(place, monkeypatch, launched, kin
     types = ["float32", ml_dtypes.bfloat16, "float64"]
     sizes = SMALL if place == "cpu" else LARGE
     for i, (n, n_rows) in enumerate(sizes):
-        dtype, n_features = types[i % 3], (8, 16, 3)[(i + n) % 3]
+        dtype, n_features = types[i % 3], (8, 3, 24, 1, 200)[(i + n) % 5]
         index = put(indices(kind, n, n_rows).astype(("int64", "int32")[i % 2]), place)
         values = np.random.default_rng(i).standard_normal((n, n_features)).astype(dtype)
         values = put(values, place)
         order, indptr = group_rows(index, n_rows)
         want = segment_reduce("sum", values, indptr, indices=order, chunk=chunk)
         got = scatter_reduce("sum", index, values, n_rows)
-        assert launched == ["_fill_and_sort", "_add_up"]
+        assert launched[:3] == ["_group", "_order", "_add_up"]
         launched.clear()
         assert_close(bits(got), bits(want), exact=True)
 
 
 @pytest.mark.parametrize("kind", ["skewed", "uniform", "same", "outside", "falling"])
 def test_bits_of_more_entries_are_those_of_segments(place, monkeypatch, launched, kind):
-    """Of entries that are sorted by digits, or do not share a word of 32 bits with a row."""
     chunk = 4 if place == "cpu" else 64
     monkeypatch.setattr(scatter, "_CHUNK", chunk)
     small = [(33, 9, 16), (50, 40, 12), (70, 3, 5)]
-    large = [(8193, 40, 512), (20_000, 50_257, 300), (300, 1 << 21, 130)]
+    large = [(8193, 40, 512), (20_000, 50_257, 300), (140_000, 70_000, 3)]
     for i, (n, n_rows, n_features) in enumerate(small if place == "cpu" else large):
-        assert scatter._sort_of(n, n_rows) is None
         dtype = ("bfloat16", "float32", "float64")[i]
         index = put(indices(kind, n, n_rows).astype(("int64", "int32")[i % 2]), place)
         values = np.random.default_rng(i).standard_normal((n, n_features))
@@ -83,7 +81,7 @@ def test_bits_of_more_entries_are_those_of_segments(place, monkeypatch, launched
         order, indptr = group_rows(index, n_rows)
         want = segment_reduce("sum", values, indptr, indices=order, chunk=chunk)
         got = scatter_reduce("sum", index, values, n_rows)
-        assert launched == ["_add_up"]
+        assert launched == ["_group", "_order", "_add_up", "_join"]
         launched.clear()
         assert_close(bits(got), bits(want), exact=True)
 
@@ -103,10 +101,13 @@ def test_other_operations_have_the_bits_of_segments(place, monkeypatch, op):
         assert_close(bits(scatter_reduce(op, index, values, n_rows)), bits(want), exact=True)
 
 
-@pytest.mark.parametrize("limit", [("_MOST", 8), ("_WIDE", 4096)], ids=["entries", "narrow"])
-def test_entries_that_are_not_marked(place, launched, monkeypatch, limit):
-    monkeypatch.setattr(scatter, *limit)
-    monkeypatch.setattr(scatter, "_sort_of", lambda n, n_rows: None)
+@pytest.mark.parametrize("sizes", [(9, 1 << 28), (1 << 22, 5), (9000, 1 << 24)])
+def test_more_than_fit_are_left_to_segments(sizes):
+    assert not scatter._can_sort(*sizes)
+
+
+def test_bits_of_what_is_left_to_segments(place, launched, monkeypatch):
+    monkeypatch.setattr(scatter, "_can_sort", lambda n, n_rows: False)
     index, values = np.arange(9) % 4, np.ones((9, 512), np.float32)
     got = scatter_reduce("sum", put(index, place), put(values, place), 5)
     want = np.array([3, 2, 2, 2, 0], np.float32)
