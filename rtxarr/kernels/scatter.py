@@ -32,9 +32,12 @@ __all__ = ["scatter_reduce"]
 
 # Rows that one group of threads adds up alone: few, as a common word's rows are read from all over
 # memory.
-_CHUNK = 64
-# Blocks that add up the units of rows, for each block of features.
-_JOINS = 2 if _SIMULATING else 32
+_CHUNK, _CHUNK_OF_FEW = 64, 16
+# The most entries that each block looks at all of, about how many blocks, the bytes of a row that
+# one takes, and the part of its rows that it fills before it knows which entries name.
+_FEW, _BLOCKS, _PIECE, _BLIND = (32, 6, 32, 0.3) if _SIMULATING else (8192, 264, 256, 0.3)
+# Threads of a warp, and blocks that add up the units of rows, for each block of features.
+_LANES, _JOINS = (4, 2) if _SIMULATING else (32, 32)
 
 
 @overridable
@@ -55,9 +58,9 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
     Returns
     -------
     array, shape (n_rows, n_features), dtype of ``values``
-        Rows with the same index are combined in their order in ``values``; on a GPU more than 64
-        in chunks of 64, and then over the chunks, in a fixed order. A row that no
-        index names is what ``segment_reduce`` gives for an empty segment.
+        Rows with the same index are combined in their order in ``values``; on a GPU in chunks of
+        16 of up to 8192 values, and of 64 of more, and then over the chunks, in a fixed order. A
+        row that no index names is what ``segment_reduce`` gives for an empty segment.
     """
     xp = namespace(index, values)
     check_operation(op, values.dtype)
@@ -77,6 +80,8 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
         rows = xp.arange(n_rows, dtype=index.dtype)
         return reduce_masked(xp, op, values, index == rows[:, None])
     if runs_kernels(index) and 0 not in (n_rows, *values.shape):
+        if index.shape[0] <= _FEW and n_rows <= 1 << 27:
+            return _combine_few(op, index, values, n_rows)
         if _can_sort(index.shape[0], n_rows):
             return _sort_and_sum(op, index, values, n_rows)
         order, indptr = group_rows(index, n_rows)
@@ -85,6 +90,43 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
     rows = xp.arange(n_rows + 1, dtype=index.dtype)
     indptr = xp.astype(xp.searchsorted(index[order], rows), xp.int64, copy=False)
     return segment_reduce(op, values, indptr, indices=order)
+
+
+def _combine_few(op: str, index: Any, values: Any, n_rows: int) -> Any:
+    """Combine in one launch, by blocks that own rows and look for their entries."""
+    from rtxarr.kernels._scatter_few_cuda import EACH, MOST_ROWS, THREADS
+
+    n, n_features = values.shape
+    flat = row_by_row(values)
+    scalar, n_bytes = accumulator(values.dtype), values.dtype.itemsize
+    out = empty(flat, (n_rows, n_features), values.dtype)
+    n_slots = 2 * (n // _CHUNK_OF_FEW)
+    partial = empty(flat, (n_slots * n_features,), scalar) if n_slots else nothing(flat, scalar)
+    wide = can_be_wide(flat, n_features)
+    width = {2: 8, 4: 4}[n_bytes] if wide else 1
+    lanes = min(_LANES, max(1, _PIECE // (width * n_bytes)), -(-n_features // width))
+    lanes = 1 << (lanes - 1).bit_length()
+    n_pieces = -(-n_features // (lanes * width))
+    # Rows of few bytes are owned in runs of neighbours.
+    low = (max(1, _PIECE // (n_features * n_bytes)) - 1).bit_length()
+    n_runs = -(-n_rows >> low)
+    bits = min(n_runs, max(1, _BLOCKS // n_pieces)).bit_length() - 1
+    bits = max(bits, (-((-n_runs << low) // MOST_ROWS) - 1).bit_length())
+    n_blind = int(_BLIND * (-(-n_runs >> bits) << low))
+    per_thread = next(each for each in EACH if n <= THREADS * each)
+    grid = n_pieces, min(n_runs, 1 << bits)
+    options = op, values.dtype, wide, _CHUNK_OF_FEW, lanes, low, per_thread, grid
+    numbers = n_features, n_rows, bits, -(-n // THREADS), n_blind
+    launch_planned(_few, options, (index, flat, partial, out, *numbers))
+    return out
+
+
+def _few(options, args):
+    """Choose the kernel, the blocks and the block."""
+    from rtxarr.kernels._scatter_few_cuda import THREADS, combine_few
+
+    *given, n_blocks = options
+    return combine_few(*given), n_blocks, THREADS
 
 
 def _can_sort(n: int, n_rows: int) -> bool:

@@ -364,6 +364,17 @@ def scatter_cases():
         yield f"join-{title}", join(of[0], of[1], 64), (numbers, partial, values, "int64")
 
 
+def few_cases():
+    from rtxarr.kernels._scatter_few_cuda import EACH, combine_few
+
+    for title, of, values, partial in scatter_variants():
+        of = (*of[:3], 16)
+        index = ("int32" if of[0] == "mean" else "int64", 1, "C")
+        for each in EACH if title.startswith("sum-float32") else EACH[-1:]:
+            kernel = combine_few(*of, 16, 0 if of[2] else 3, each)
+            yield f"few-{title}-{each}", kernel, (index, values, partial, values, *("int64",) * 5)
+
+
 def sort_cases():
     from rtxarr.kernels._sort_cuda import bounds, by_rank, radix
 
@@ -803,6 +814,7 @@ CASES = {
     "_sampling_cuda": sampling_cases,
     "_scan_cuda": scan_cases,
     "_scatter_cuda": scatter_cases,
+    "_scatter_few_cuda": few_cases,
     "_segment_cuda": segment_cases,
     "_selection_cuda": selection_cases,
     "_small_cuda": small_cases,

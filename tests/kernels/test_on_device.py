@@ -147,7 +147,7 @@ def test_rows_that_are_not_aligned(place):
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
 def test_scatters_match_the_host(place, monkeypatch, op):
-    monkeypatch.setattr(scatter, "_CHUNK", 2)
+    monkeypatch.setattr(scatter, "_CHUNK_OF_FEW", 2)
     n_values, n_rows = size(place, (11, 6), (5000, 300))
     rng = np.random.default_rng(3)
     index = rng.integers(0, n_rows - 1, n_values)
