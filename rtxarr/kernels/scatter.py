@@ -33,11 +33,18 @@ __all__ = ["scatter_reduce"]
 # Rows that one group of threads adds up alone: few, as a common word's rows are read from all over
 # memory.
 _CHUNK, _CHUNK_OF_FEW = 64, 16
-# The most entries that each block looks at all of, about how many blocks, the bytes of a row that
-# one takes, and the part of its rows that it fills before it knows which entries name.
-_FEW, _BLOCKS, _PIECE, _BLIND = (32, 6, 32, 0.3) if _SIMULATING else (8192, 264, 256, 0.3)
+# The most entries that each block looks at all of, and the part of its rows that it fills before it
+# knows which entries name.
+_FEW, _BLIND = (32 if _SIMULATING else 8192), 0.3
 # Threads of a warp, and blocks that add up the units of rows, for each block of features.
 _LANES, _JOINS = (4, 2) if _SIMULATING else (32, 32)
+
+
+def _spread(n_bytes: int) -> tuple[int, int]:
+    """Return about how many blocks there are, and the bytes of a row that one takes."""
+    if _SIMULATING:
+        return 6, 32
+    return (264, 128) if n_bytes == 2 else (528, 256)
 
 
 @overridable
@@ -104,13 +111,14 @@ def _combine_few(op: str, index: Any, values: Any, n_rows: int) -> Any:
     partial = empty(flat, (n_slots * n_features,), scalar) if n_slots else nothing(flat, scalar)
     wide = can_be_wide(flat, n_features)
     width = {2: 8, 4: 4}[n_bytes] if wide else 1
-    lanes = min(_LANES, max(1, _PIECE // (width * n_bytes)), -(-n_features // width))
+    n_blocks, piece = _spread(n_bytes)
+    lanes = min(_LANES, max(1, piece // (width * n_bytes)), -(-n_features // width))
     lanes = 1 << (lanes - 1).bit_length()
     n_pieces = -(-n_features // (lanes * width))
     # Rows of few bytes are owned in runs of neighbours.
-    low = (max(1, _PIECE // (n_features * n_bytes)) - 1).bit_length()
+    low = (max(1, piece // (n_features * n_bytes)) - 1).bit_length()
     n_runs = -(-n_rows >> low)
-    bits = min(n_runs, max(1, _BLOCKS // n_pieces)).bit_length() - 1
+    bits = min(n_runs, max(1, n_blocks // n_pieces)).bit_length() - 1
     bits = max(bits, (-((-n_runs << low) // MOST_ROWS) - 1).bit_length())
     n_blind = int(_BLIND * (-(-n_runs >> bits) << low))
     per_thread = next(each for each in EACH if n <= THREADS * each)
