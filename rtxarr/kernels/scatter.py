@@ -87,7 +87,8 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
         rows = xp.arange(n_rows, dtype=index.dtype)
         return reduce_masked(xp, op, values, index == rows[:, None])
     if runs_kernels(index) and 0 not in (n_rows, *values.shape):
-        if index.shape[0] <= _FEW and n_rows <= 1 << 27:
+        # A grid has no more than 65535 blocks along y.
+        if index.shape[0] <= _FEW and n_rows <= 1 << 26:
             return _combine_few(op, index, values, n_rows)
         if _can_sort(index.shape[0], n_rows):
             return _sort_and_sum(op, index, values, n_rows)

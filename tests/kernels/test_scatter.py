@@ -114,3 +114,13 @@ def test_bits_of_what_is_left_to_segments(place, launched, monkeypatch):
     want = np.array([3, 2, 2, 2, 0], np.float32)
     assert_close(got, np.repeat(want[:, None], 512, 1), exact=True)
     assert not launched
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n_rows", [1 << 26, (1 << 26) + 1])
+def test_few_entries_of_many_rows(n_rows):
+    place = _device.device("cuda:0")
+    index, values = np.array([0, n_rows - 1, 5, n_rows - 1]), np.array([[1], [2], [3], [4]], "u1")
+    got = scatter_reduce("sum", put(index, place), put(values, place), n_rows)
+    assert [int(got[i, 0]) for i in (0, 1, 5, n_rows - 1)] == [1, 0, 3, 6]
+    assert int((got != 0).sum()) == 3
