@@ -3,7 +3,7 @@
 Ties are nobody's win: in :func:`auc` a tie counts half, :func:`average_precision` takes all of a
 tie together, the rank in :func:`mrr` is the mean of the best and the worst that ties leave open,
 and in :func:`hits_at_k` a positive must score higher than the ``k``-th negative. So constant scores
-never look good.
+never look good. Where a score is NaN, so is the metric.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def auc(positive: Any, negative: Any) -> Any:
     Parameters
     ----------
     positive, negative : array or Tensor, shape (n_positive,) and (n_negative,)
-        Scores without NaN.
+        Scores.
 
     Returns
     -------
@@ -46,7 +46,8 @@ def auc(positive: Any, negative: Any) -> Any:
     xp, positive, negative = _scores(positive, negative)
     positive, negative = xp.sort(positive), xp.sort(negative)
     below = xp.searchsorted(negative, positive) + xp.searchsorted(negative, positive, side="right")
-    return xp.mean(xp.astype(below, xp.float64)) / (2 * negative.shape[0])
+    share = xp.mean(xp.astype(below, xp.float64)) / (2 * negative.shape[0])
+    return _or_nan(xp, share, positive, negative)
 
 
 def average_precision(positive: Any, negative: Any) -> Any:
@@ -60,7 +61,7 @@ def average_precision(positive: Any, negative: Any) -> Any:
     Parameters
     ----------
     positive, negative : array or Tensor, shape (n_positive,) and (n_negative,)
-        Scores without NaN.
+        Scores.
 
     Returns
     -------
@@ -79,7 +80,8 @@ def average_precision(positive: Any, negative: Any) -> Any:
     n_true = positive.shape[0] - xp.searchsorted(positive, positive)
     n_false = negative.shape[0] - xp.searchsorted(negative, positive)
     n_true = xp.astype(n_true, xp.float64)
-    return xp.mean(n_true / (n_true + xp.astype(n_false, xp.float64)))
+    precision = xp.mean(n_true / (n_true + xp.astype(n_false, xp.float64)))
+    return _or_nan(xp, precision, positive, negative)
 
 
 def mrr(positive: Any, negative: Any) -> Any:
@@ -92,7 +94,7 @@ def mrr(positive: Any, negative: Any) -> Any:
     ----------
     positive : array or Tensor, shape (n_positive,)
     negative : array or Tensor, shape (n_positive, n_negative) or (n_negative,)
-        One list of negatives for each positive, or one for all; without NaN.
+        One list of negatives for each positive, or one for all.
 
     Returns
     -------
@@ -112,7 +114,8 @@ def mrr(positive: Any, negative: Any) -> Any:
     xp, positive, negative = _scores(positive, negative, lists=True)
     best = 1 + _n_higher(xp, positive, negative)
     worst = 1 + _n_higher(xp, positive, negative, tied=True)
-    return xp.mean(2 / xp.astype(best + worst, xp.float64))
+    mean = xp.mean(2 / xp.astype(best + worst, xp.float64))
+    return _or_nan(xp, mean, positive, negative)
 
 
 def hits_at_k(positive: Any, negative: Any, k: int) -> Any:
@@ -122,7 +125,7 @@ def hits_at_k(positive: Any, negative: Any, k: int) -> Any:
     ----------
     positive : array or Tensor, shape (n_positive,)
     negative : array or Tensor, shape (n_positive, n_negative) or (n_negative,)
-        One list of negatives for each positive, or one for all; without NaN.
+        One list of negatives for each positive, or one for all.
     k : int
         With fewer than ``k`` negatives every positive is a hit.
 
@@ -145,7 +148,7 @@ def hits_at_k(positive: Any, negative: Any, k: int) -> Any:
         raise ValueError(f"k must be at least 1, got {k}")
     xp, positive, negative = _scores(positive, negative, lists=True)
     hit = _n_higher(xp, positive, negative, tied=True) < k
-    return xp.mean(xp.astype(hit, xp.float64))
+    return _or_nan(xp, xp.mean(xp.astype(hit, xp.float64)), positive, negative)
 
 
 def _n_higher(xp, positive, negative, tied=False):
@@ -155,6 +158,14 @@ def _n_higher(xp, positive, negative, tied=False):
         return xp.count_nonzero(higher, axis=1)
     side = "left" if tied else "right"
     return negative.shape[0] - xp.searchsorted(xp.sort(negative), positive, side=side)
+
+
+def _or_nan(xp, metric, *scores):
+    """Give the metric, or NaN where a score is: sorted last, it would pass for the highest."""
+    for x in scores:
+        if xp.isdtype(x.dtype, "real floating"):
+            metric = xp.where(xp.any(xp.isnan(x)), xp.full_like(metric, xp.nan), metric)[()]
+    return metric
 
 
 def _scores(positive, negative, lists=False):

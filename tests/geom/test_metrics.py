@@ -76,6 +76,19 @@ def test_the_kth_negative_is_the_bar():
     assert geom.hits_at_k(positive, negative, 5) == 1.0
 
 
+@pytest.mark.skip_xp("dask.array", reason="sorts")
+@pytest.mark.parametrize("where", ["positive", "negative"])
+def test_scores_of_a_model_that_diverged_give_nan(xp, where):
+    """Not 1, which they get where NaN is sorted behind all numbers."""
+    scores = {"positive": np.array([2.0, 1.0]), "negative": np.array([1.5, 0.5])}
+    scores[where][1] = np.nan
+    positive, negative = (xp.asarray(scores[name]) for name in ("positive", "negative"))
+    metrics = (geom.auc, geom.average_precision, geom.mrr, lambda p, n: geom.hits_at_k(p, n, 1))
+    for metric in metrics:
+        assert np.isnan(float(metric(positive, negative)))
+    assert np.isnan(float(geom.mrr(positive, xp.stack([negative, negative]))))
+
+
 def test_bad_scores():
     with pytest.raises(ValueError, match="at least one score"):
         geom.auc(np.ones(0), np.ones(2))
