@@ -59,7 +59,7 @@ def laplacian_encoding(graph: Graph, k: int, *, weight: Any = None) -> Any:
         How many eigenvectors, by rising eigenvalue, after the first one, which is trivial. Beyond
         the last there are zeros.
     weight : array, shape (n_edges,), optional
-        Of the edges, not negative; ones when left out.
+        Of the edges, finite and not negative; ones when left out.
 
     Returns
     -------
@@ -90,8 +90,12 @@ def laplacian_encoding(graph: Graph, k: int, *, weight: Any = None) -> Any:
         raise ValueError(f"k must be an int >= 1, got {k!r}")
     n = graph.n_nodes
     matrix = to_scipy(graph.replace(edges={}), weight).astype(np.float64)
-    if not (matrix.data >= 0).all():
-        raise ValueError(f"weight must not be negative, got {matrix.data.min()}")
+    good = np.isfinite(matrix.data) & (matrix.data >= 0)
+    if not good.all():
+        raise ValueError(
+            f"weight must be finite and not negative, got {matrix.data[~good][0]} at an edge to "
+            f"node {matrix.tocoo().row[~good][0]}"
+        )
     matrix = (matrix + matrix.T) / 2
     degree = np.asarray(matrix.sum(axis=1)).ravel()
     root = np.zeros(n)

@@ -217,8 +217,9 @@ def test_eigenvectors_of_a_path():
     got = geom.laplacian_encoding(graph, 2)
     assert_close(np.abs(got), np.array([[half, 0.5], [0, half], [half, 0.5]]), atol=1e-12)
     assert_close(np.abs(geom.laplacian_encoding(graph, 2, weight=np.full(2, 5.0))), np.abs(got))
-    with pytest.raises(ValueError, match="weight must not be negative, got -1"):
-        geom.laplacian_encoding(graph, 1, weight=np.array([1.0, -1.0]))
+    for bad in (-1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match=f"finite and not negative, got {bad} at an edge to"):
+            geom.laplacian_encoding(graph, 1, weight=np.array([1.0, bad]))
     with pytest.raises(ValueError, match="k must be an int >= 1, got 0"):
         geom.laplacian_encoding(graph, 0)
 
