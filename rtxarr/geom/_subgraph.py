@@ -111,6 +111,11 @@ def before(graph: Graph, time: Any, *, name: str = "time", inclusive: bool = Fal
     -------
     Graph
 
+    Raises
+    ------
+    ValueError
+        When ``time`` or that of an edge is NaN.
+
     Examples
     --------
     >>> import numpy as np
@@ -126,6 +131,10 @@ def before(graph: Graph, time: Any, *, name: str = "time", inclusive: bool = Fal
     times = raw(graph.edges[name])
     if times.ndim != 1:
         raise ValueError(f"edges[{name!r}] must be one number an edge, got shape {times.shape}")
+    if time != time:
+        raise ValueError(f"time must not be NaN, got {time}")
+    if bool((times != times).any()):
+        raise ValueError(f"edges[{name!r}] must not be NaN: no moment is before or after it")
     return edge_subgraph(graph, times <= time if inclusive else times < time)
 
 

@@ -97,3 +97,12 @@ def test_bad_choices():
         geom.k_hop(graph, np.array([1]), 1, direction="up")
     with pytest.raises(ValueError, match="k must be an int >= 0"):
         geom.k_hop(graph, np.array([1]), -1)
+
+
+def test_no_moment_is_before_or_after_nan():
+    src, time = np.array([0, 1]), np.array([1.0, np.nan])
+    graph = geom.Graph.from_edges(src, src, n_nodes=2, edges={"time": time})
+    with pytest.raises(ValueError, match=r"edges\['time'\] must not be NaN"):
+        geom.before(graph, 2.0)
+    with pytest.raises(ValueError, match="time must not be NaN, got nan"):
+        geom.before(graph.replace(edges={"time": src}), np.nan)
