@@ -386,6 +386,7 @@ def degree_scalers(
     array([[1., 4.],
            [1., 0.]])
     """
+    check_mean_degrees(mean_degree, mean_log_degree)
     xp = _device.namespace(graph.indptr)
     degree = xp.astype(graph.in_degrees, xp.float64)
     known = {
@@ -399,3 +400,9 @@ def degree_scalers(
         if name not in known:
             raise ValueError(f"scalers must be among {', '.join(known)}, got {name!r}")
     return stack([known[name]() for name in scalers], axis=1)
+
+
+def check_mean_degrees(mean_degree: float, mean_log_degree: float) -> None:
+    for name, x in (("mean_degree", mean_degree), ("mean_log_degree", mean_log_degree)):
+        if not 0 < x < float("inf"):
+            raise ValueError(f"{name} must be positive and finite, got {x}")

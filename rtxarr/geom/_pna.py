@@ -9,7 +9,7 @@ import numpy as np
 from rtxarr import _device
 from rtxarr.autograd._tape import raw
 from rtxarr.geom import _edges
-from rtxarr.geom._aggregate import aggregate, degree_scalers
+from rtxarr.geom._aggregate import aggregate, check_mean_degrees, degree_scalers
 from rtxarr.geom._graph import Graph
 from rtxarr.geom._layer import MessageLayer, Misfit, linear, made, widest
 from rtxarr.geom._message_passing import MessagePassing, check_rows
@@ -121,6 +121,7 @@ class PNAConv(MessageLayer):
         MessagePassing.__init__(self, aggr=aggregators)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.aggregators, self.scalers = tuple(aggregators), tuple(scalers)
+        check_mean_degrees(mean_degree, mean_log_degree)
         self.mean_degree, self.mean_log_degree = mean_degree, mean_log_degree
         self.towers, self.divide_input = towers, divide_input
         self.edge_channels = edge_channels

@@ -479,3 +479,14 @@ def test_factors_of_degrees():
         [1, 0, 0.5 / one, 0, 2],
     ]
     assert_close(got, np.array(want))
+
+
+@pytest.mark.parametrize("name", ["mean_degree", "mean_log_degree"])
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.inf, np.nan])
+def test_means_of_degrees_are_positive(name, bad):
+    graph = geom.Graph.from_edges(np.array([0]), np.array([0]), n_nodes=2)
+    means = {"mean_degree": 1.0, "mean_log_degree": 1.0, name: bad}
+    with pytest.raises(ValueError, match=f"{name} must be positive and finite, got {bad}"):
+        geom.degree_scalers(graph, ["linear"], **means)
+    with pytest.raises(ValueError, match=f"{name} must be positive and finite, got {bad}"):
+        geom.PNAConv(2, 2, ["mean"], ["linear"], **means)
