@@ -243,6 +243,18 @@ def test_seeds_come_first_and_numbers_are_of_the_edges(put):
     assert back(sample.edge_ids[0]).tolist() == [1, 2, 1]
 
 
+def test_seeds_come_first_among_several_kinds(put):
+    """PyG#9924, #10144."""
+    one, two = ("a", "r", "b"), ("b", "s", "a")
+    ends = {one: (put([1, 0, 2]), put([0, 1, 1])), two: (put([0, 1]), put([2, 0]))}
+    graph = geom.HeteroGraph.from_edges(ends, {"a": 3, "b": 2})
+    seeds = {"a": put([2, 0, 2]), "b": put([1])}
+    sample = geom.HeteroNeighborSampler(graph, [-1, -1])(seeds)
+    assert back(sample.nodes["a"])[:3].tolist() == [2, 0, 2]
+    assert back(sample.nodes["b"])[:1].tolist() == [1]
+    assert {kind: sample.n_seeds[kind] for kind in "ab"} == {"a": 3, "b": 1}
+
+
 def test_arrays_are_not_told_apart_by_their_length(put):
     """PyG#9912, #3265, #3626, #5818."""
     batch = geom.Batch.from_graphs([graph_of(put, [0], [1], 2)], graph={"y": put([7])})
