@@ -261,10 +261,7 @@ def test_functions_of_edges_with_hubs_have_right_gradients(put, hub):
     gradcheck(lambda u, logits: geom.attend(hub, u, logits), (u, logits))
 
 
-WITH_HUBS = "gcn-wide gat-edges gatv2-edges transformer-edges sage-max gine edge-conv rgcn-bases"
-
-
-@pytest.mark.parametrize("name", WITH_HUBS.split())
+@pytest.mark.parametrize("name", LAYERS)
 def test_layers_with_hubs_have_right_gradients(put, hub, name):
     make, kind = LAYERS[name]
     rng = np.random.default_rng(14)
