@@ -142,12 +142,12 @@ def _is_computed(weight):
 
 def _require_positive(degree, side):
     xp = _device.namespace(degree)
-    bad = xp.nonzero(~(degree >= 0))[0]
+    bad = xp.nonzero(~((degree >= 0) & (degree < xp.inf)))[0]
     if bad.shape[0]:
         node = int(bad[0])
         raise ValueError(
-            f"the weights of the edges that {side} at a node must add up to at least 0, got "
-            f"{float(degree[node]):g} at node {node}"
+            f"the weights of the edges that {side} at a node must add up to at least 0 and less "
+            f"than infinity, got {float(degree[node]):g} at node {node}"
         )
 
 

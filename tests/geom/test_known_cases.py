@@ -110,6 +110,12 @@ def test_negative_weights_are_refused_by_name(put):
             layer(graph, x, weight)
         with pytest.raises(ValueError, match="begin at a node must .* got -3 at node 0"):
             cheb(graph, x, weight)
+    for weight in ([np.inf, 1.0], [3e38, 3e38]):
+        twice = graph_of(put, [0, 1], [1, 1], 2)
+        with pytest.raises(
+            ValueError, match="end at a node must .* less than infinity, got inf at node 1"
+        ):
+            layer(twice, x, put(weight, np.float32))
     weight = rx.Tensor(put([np.nan, 1.0], np.float32), requires_grad=True)
     with rx.testing.check_values(), pytest.raises(ValueError, match="got nan at node 1"):
         layer(graph, x, weight * 2)
