@@ -54,49 +54,48 @@ def _bit(words, place, last):
     return low | (high << place)
 
 
-def _side_by_side(kept, shape, axis):
+def _side_by_side(kept, tm, tn):
     a, b, c, d = kept
-    low = ct.cat((ct.reshape(a, shape), ct.reshape(b, shape)), axis)
-    return ct.cat((low, ct.cat((ct.reshape(c, shape), ct.reshape(d, shape)), axis)), axis)
+    shape = tm, tn // 4, 1
+    low = ct.cat((ct.reshape(a, shape), ct.reshape(b, shape)), 2)
+    high = ct.cat((ct.reshape(c, shape), ct.reshape(d, shape)), 2)
+    return ct.reshape(ct.cat((low, high), 2), (tm, tn))
 
 
-def _aligned(block, words, shape, axis):
+def _aligned(block, words, tm, tn):
     """Tell which weights are kept where rows begin with a block of words."""
     _, stream, key, last = words
     w0, w1, w2, w3 = _philox(block, stream, key)
-    return _side_by_side((w0 <= last, w1 <= last, w2 <= last, w3 <= last), shape, axis)
+    return _side_by_side((w0 <= last, w1 <= last, w2 <= last, w3 <= last), tm, tn)
 
 
-def _shifted(block, lead, words, shape, axis):
+def _shifted(block, lead, words, tm, tn):
     """Tell the same where rows begin ``lead`` words later."""
     _, stream, key, last = words
     bits = _bit(_philox(block, stream, key), 0, last)
     bits = bits | _bit(_philox(block + 1, stream, key), 4, last)
     bits = bits >> lead
     kept = (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0
-    return _side_by_side(kept, shape, axis)
+    return _side_by_side(kept, tm, tn)
 
 
-def _kept(row, j, words, begin, tm, tn, by_key):
+def _kept(row, j, words, begin, tm, tn):
     """Tell which weights of a tile are kept.
 
-    ``row`` is the place in the stream of each query's first weight, of shape (tm, 1), or (1, tm)
-    if the tile is to be ``by_key``, of shape (tn, tm). Within a block of words rows ``begin``
-    ANYWHERE, all ALIKE, or AT_BLOCKS.
+    ``row`` is the place in the stream of each query's first weight, of shape (tm, 1). Within a
+    block of words rows ``begin`` ANYWHERE, all ALIKE, or AT_BLOCKS.
     """
-    first = (j * (tn // 4) + ct.arange(tn // 4, dtype=I32)).astype(U64)
-    first = first[:, None] if by_key else first[None, :]
+    first = (j * (tn // 4) + ct.arange(tn // 4, dtype=I32)).astype(U64)[None, :]
     block, lead = (row >> 2) + first, (row & 3).astype(I32)
-    shape, axis = ((tn // 4, 1, tm), 1) if by_key else ((tm, tn // 4, 1), 2)
     if begin == AT_BLOCKS:
-        found = _aligned(block, words, shape, axis)
-    elif begin == ANYWHERE:
-        found = _shifted(block, lead, words, shape, axis)
-    elif (words[0] & 3) == 0:
-        found = _aligned(block, words, shape, axis)
+        return _aligned(block, words, tm, tn)
+    if begin == ANYWHERE:
+        return _shifted(block, lead, words, tm, tn)
+    if (words[0] & 3) == 0:
+        found = _aligned(block, words, tm, tn)
     else:
-        found = _shifted(block, lead, words, shape, axis)
-    return ct.reshape(found, (tn, tm) if by_key else (tm, tn))
+        found = _shifted(block, lead, words, tm, tn)
+    return found
 
 
 def _words(place, from_memory, offset, stream, key, last):
@@ -229,7 +228,7 @@ def attention(
         shrink = ct.exp2(top - level)
         total = total * shrink + ct.sum(probs, axis=1, keepdims=True)
         if drops:
-            probs = ct.where(_kept(row, j, words, begin, tm, tn, False), probs, 0.0)
+            probs = ct.where(_kept(row, j, words, begin, tm, tn), probs, 0.0)
         value = _tile(v, b, h // group, j, tn, e)
         values = ct.mma(probs.astype(v.dtype), value, values * shrink)
         top = higher
@@ -273,7 +272,7 @@ def attention_queries(
         value = _tile(v, b, h // group, j, tn, e)
         of_probs = ct.mma(of_out, ct.transpose(value), ct.zeros((tm, tn), dtype=F32))
         if drops:
-            kept = _kept(row, j, words, begin, tm, tn, False)
+            kept = _kept(row, j, words, begin, tm, tn)
             of_probs = ct.where(kept, of_probs * rescale, 0.0)
         of_scores = probs * (of_probs - mean)
         found = ct.mma(of_scores.astype(k.dtype), theirs, found)
@@ -311,8 +310,8 @@ def attention_keys(
             of_probs = ct.mma(value, ct.transpose(of_out), ct.zeros((tn, tm), dtype=F32))
             dropped = probs
             if drops:
-                row = _rows(b, h, queries, words, q, k)
-                kept = _kept(row, j, words, begin, tm, tn, True)
+                row = _rows(b, h, ct.reshape(queries, (tm, 1)), words, q, k)
+                kept = ct.transpose(_kept(row, j, words, begin, tm, tn))
                 of_probs = ct.where(kept, of_probs * rescale, 0.0)
                 dropped = ct.where(kept, probs, 0.0)
             of_values = ct.mma(dropped.astype(q.dtype), of_out, of_values)
