@@ -59,7 +59,8 @@ def load(path: str | PathLike, *, target: str | None = None, key: bytes | None =
     """Return the function of a file that ``f.aot(...).save(path)`` wrote.
 
     Needs no compiler: neither NVRTC nor numba nor LLVM, unless the function draws random numbers;
-    then numba-cuda for a GPU, and numba for more than 65,536 at a time on a CPU.
+    then numba-cuda for a GPU, and numba for more than 65,536 at a time on a CPU. On a GPU, steps
+    that are no kernels of the program may need one, too: what CuPy and this library compile then.
 
     Parameters
     ----------
