@@ -91,7 +91,7 @@ def namespace(*arrays: Any) -> ModuleType:
     Raises
     ------
     TypeError
-        When arrays of two libraries meet.
+        When arrays of two libraries meet, or when what came is neither arrays nor numbers.
     """
     found = None
     for x in arrays:

@@ -201,3 +201,14 @@ def test_large_exponents_overflow_along_the_real_axis(wrap):
         got = complex(rx.expm1(wrap(np.asarray([z])))[0])
         assert got.real == inf
         assert math.copysign(1, got.imag) == math.copysign(1, z.imag) and got.imag == 0
+
+
+@pytest.mark.parametrize("name", ["expm1", "log1p"])
+@pytest.mark.filterwarnings("error")
+def test_without_axes_they_are_numbers_and_say_nothing(name):
+    """As those of real numbers, and where a part of a formula overflows that is not taken."""
+    for z in (1e-9 + 1j, 1e-9 - 2e-9j, 3 + 4j):
+        got = getattr(rx, name)(np.asarray(z))
+        assert isinstance(got, np.complex128)
+        assert getattr(rx, name)(np.asarray([z]))[0] == got
+    assert rx.expm1(np.asarray([complex(-800, 1)]))[0] == -1

@@ -240,8 +240,11 @@ WEIGHTS = [rx.nn.Parameter(np.ones(3))]
         (lambda: rx.nn.LSTM(3, 4)(ones()), r"x must have shape \(batch, time >= 1, 3\), got \(\)"),
         (lambda: rx.nn.GRU(3, 4)(np.ones((1, 2, 3), int)), "x must have a real floating.*int64"),
         (lambda: rx.nn.Flatten()(None), "x must be an array or Tensor, got NoneType"),
-        (lambda: rx.optim.clip_grad_norm(WEIGHTS, "x"), "max_norm must be > 0, got 'x'"),
-        (lambda: rx.optim.clip_grad_value(WEIGHTS, None), "max_value must be > 0, got None"),
+        (lambda: rx.optim.clip_grad_norm(WEIGHTS, "x"), "max_norm must be a number, got str"),
+        (
+            lambda: rx.optim.clip_grad_value(WEIGHTS, None),
+            "max_value must be a number, got NoneType",
+        ),
         (lambda: rx.optim.Adafactor(WEIGHTS, clip_threshold="x"), "clip_threshold must be > 0"),
         (lambda: rx.random.Generator(0).uniform(3, dtype="float31"), "dtype must be one of"),
     ],
@@ -249,3 +252,38 @@ WEIGHTS = [rx.nn.Parameter(np.ones(3))]
 def test_layers_and_optimizers_refuse_nonsense(call, message):
     with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+def test_attributes_that_other_objects_lack_stay_what_they_are():
+    """A fault inside of an object that was given is not one of the arguments."""
+
+    class Shy:
+        def __getattr__(self, name):
+            raise AttributeError(name, name=name, obj=self)
+
+    @rx.custom_op
+    def scaled(x, factor, *, bias=None):
+        return x * factor.strength + (0 if bias is None else bias.shape)
+
+    with pytest.raises(AttributeError, match="strength") as caught:
+        scaled(np.ones(2), Shy())
+    assert "scaled(x: float64 array" in caught.value.__notes__[0]
+
+    @rx.custom_op
+    def broken(x, *, bias=None):
+        nothing = None
+        return x * nothing.shape
+
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'shape'"):
+        broken(np.ones(2), bias=None)
+
+
+@pytest.mark.parametrize("dtype", [object, "U3", "M8[s]"])
+def test_dtypes_that_are_no_numbers(dtype):
+    with pytest.raises(TypeError, match="dtype must be of numbers or bools, got"):
+        rx.asarray(5, dtype=dtype)
+
+
+def test_integers_beyond_64_bits():
+    with pytest.raises(OverflowError, match="obj must fit into an integer of 64 bits"):
+        rx.asarray(2**70)

@@ -68,6 +68,14 @@ def test_bfloat16_of_torch_shares_memory():
     assert bits.view(torch.bfloat16).tolist() == [7, 1, 1]
 
 
+@pytest.mark.compare
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_arrays_of_torch_that_require_gradients_are_refused(dtype):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(BufferError, match="requires? grad"):
+        rx.from_dlpack(torch.ones(3, dtype=getattr(torch, dtype), requires_grad=True))
+
+
 def test_bfloat16_tensors_say_how_to_hand_them_over():
     with pytest.raises(BufferError, match=r"x.data.view\('int16'\)"):
         rx.Tensor(np.ones(3, rx.bfloat16)).__dlpack__()

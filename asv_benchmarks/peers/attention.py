@@ -97,8 +97,10 @@ def torch_sides(case, dtype, rate):
 
     def in_fixed_order():
         torch.use_deterministic_algorithms(True)
-        both()
-        torch.use_deterministic_algorithms(False)
+        try:
+            both()
+        finally:
+            torch.use_deterministic_algorithms(False)
 
     return {
         "forward": {"torch": forward},

@@ -234,16 +234,18 @@ _new = object.__new__
 def apply(op: Op, args, kwargs):
     """Run ``op`` on arguments of which at least one is a Tensor; give tensors."""
     mode = state.mode
+    edges: Any = ()
+    tracked: Any = ()
     if len(args) != op.n_args:
         args = op.bind(args, kwargs)
+        if op.variadic is not None:
+            edges, tracked = [], []  # a tuple is copied for each of many arguments
     if mode >= TRACED:
         args = [state.tracing.lift(x) for x in args]
         kwargs = {name: state.tracing.lift(x) for name, x in kwargs.items()}
     if kwargs:
         kwargs = {k: x.data if isinstance(x, Tensor) else x for k, x in kwargs.items()}
     raw: list[Any] = []
-    edges: tuple[tuple, ...] = ()
-    tracked: tuple[int, ...] = ()
     dtype = None
     for arg in args:
         if isinstance(arg, Tensor):
@@ -276,8 +278,10 @@ def apply(op: Op, args, kwargs):
     node = None
     # What is tracked is inexact, so a result of its dtype is, too: one call less.
     if tracked and mode & RECORDED and (several or out.dtype is dtype or is_inexact(out.dtype)):
+        if op.variadic is not None:
+            tracked = tuple(tracked)
         plan = op.plans.get(tracked) or op.plan(tracked)
-        guards: tuple[tuple, ...] = ()
+        guards: Any = [] if plan.guards_all else ()
         for index in range(len(args)) if plan.guards_all else plan.guarded:
             arg = args[index]
             if isinstance(arg, Tensor):
@@ -492,11 +496,14 @@ def explain(error, fwd, args, kwargs):
     if isinstance(error, MemoryError):
         explain_out_of_memory(error)
     try:
-        bound = inspect.signature(fwd).bind_partial(*args, **kwargs).arguments
+        signature = inspect.signature(fwd)
+        bound = signature.bind_partial(*args, **kwargs).arguments
     except TypeError:
         return
-    if isinstance(error, AttributeError):
+    if isinstance(error, AttributeError) and hasattr(np.ndarray, str(error.name)):
         for name, value in bound.items():
+            if value is None and signature.parameters[name].default is None:
+                continue  # left out, and the None that was asked may be another's
             values = value if isinstance(value, (list, tuple)) else ()
             for x in (value, *values):
                 if x is error.obj and not isinstance(x, Tensor) and not is_array(x):

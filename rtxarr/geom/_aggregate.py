@@ -10,6 +10,7 @@ from rtxarr.autograd._tape import raw
 from rtxarr.dtypes import is_complex, is_inexact, result_type
 from rtxarr.geom import _edges, _messages, _products, _ranks
 from rtxarr.ops import astype, concat, log, reshape, stack
+from rtxarr.ops._check import check_number
 
 __all__ = ["aggregate", "degree_scalers", "edge_softmax", "sddmm"]
 
@@ -366,7 +367,8 @@ def degree_scalers(
         inverse; "linear", ``d / mean_degree``; "inverse_linear", its inverse. The inverses take a
         ``d`` of 0 as 1.
     mean_degree, mean_log_degree : float > 0, default 1
-        The means of ``d`` and ``log(d + 1)`` over the nodes that a model is trained on.
+        The means of ``d`` and ``log(d + 1)`` over the nodes that a model is trained on. Those that
+        no scaler divides by are not looked at.
 
     Returns
     -------
@@ -386,7 +388,7 @@ def degree_scalers(
     array([[1., 4.],
            [1., 0.]])
     """
-    check_mean_degrees(mean_degree, mean_log_degree)
+    check_mean_degrees(scalers, mean_degree, mean_log_degree)
     xp = _device.namespace(graph.indptr)
     degree = xp.astype(graph.in_degrees, xp.float64)
     known = {
@@ -402,7 +404,9 @@ def degree_scalers(
     return stack([known[name]() for name in scalers], axis=1)
 
 
-def check_mean_degrees(mean_degree: float, mean_log_degree: float) -> None:
-    for name, x in (("mean_degree", mean_degree), ("mean_log_degree", mean_log_degree)):
-        if not 0 < x < float("inf"):
-            raise ValueError(f"{name} must be positive and finite, got {x}")
+def check_mean_degrees(scalers: Any, mean_degree: float, mean_log_degree: float) -> None:
+    """Refuse a mean that one of the scalers asks for and that is no positive number."""
+    if {"linear", "inverse_linear"}.intersection(scalers):
+        check_number("mean_degree", mean_degree, above=0)
+    if {"amplification", "attenuation"}.intersection(scalers):
+        check_number("mean_log_degree", mean_log_degree, above=0)

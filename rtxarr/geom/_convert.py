@@ -108,8 +108,9 @@ def to_scipy(graph: Graph, weight: Any = None) -> Any:
         weight = graph.edges["weight"]
     if weight is None:
         values = np.ones(graph.n_edges, dtype=np.float32)
-    elif tuple(weight.shape) != (graph.n_edges,):
-        raise ValueError(f"weight must have shape ({graph.n_edges},), got {weight.shape}")
+    elif not _device.is_array(raw(weight)) or weight.shape != (graph.n_edges,):
+        shape = getattr(weight, "shape", type(weight).__name__)
+        raise ValueError(f"weight must be an array of shape ({graph.n_edges},), got {shape}")
     else:
         values = _host(graph.stored(raw(weight)))
     indices, indptr = _host(graph.indices), _host(graph.indptr)

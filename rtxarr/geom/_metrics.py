@@ -12,6 +12,7 @@ from typing import Any
 
 from rtxarr import _device
 from rtxarr.autograd._tape import raw
+from rtxarr.ops._half import widen
 
 __all__ = ["auc", "average_precision", "hits_at_k", "mrr"]
 
@@ -169,7 +170,7 @@ def _or_nan(xp, metric, *scores):
 
 
 def _scores(positive, negative, lists=False):
-    positive, negative = raw(positive), raw(negative)
+    positive, negative = widen(raw(positive)), widen(raw(negative))
     xp = _device.namespace(positive, negative)
     n = positive.shape[0] if positive.ndim else 0
     allowed = [1] if not lists else [1, 2]

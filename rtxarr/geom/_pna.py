@@ -121,7 +121,7 @@ class PNAConv(MessageLayer):
         MessagePassing.__init__(self, aggr=aggregators)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.aggregators, self.scalers = tuple(aggregators), tuple(scalers)
-        check_mean_degrees(mean_degree, mean_log_degree)
+        check_mean_degrees(scalers, mean_degree, mean_log_degree)
         self.mean_degree, self.mean_log_degree = mean_degree, mean_log_degree
         self.towers, self.divide_input = towers, divide_input
         self.edge_channels = edge_channels

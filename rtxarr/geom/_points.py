@@ -540,8 +540,13 @@ def chamfer_distance(x: Any, y: Any, *, ptr: Any = None, y_ptr: Any = None) -> A
     6.0
     """
     total = 0
-    for here, there, bounds, others in ((x, y, ptr, y_ptr), (y, x, y_ptr, ptr)):
-        found = knn(there, 1, y=here, ptr=others, y_ptr=bounds).indices[:, 0]
+    for here, there, bounds, others in ((y, x, y_ptr, ptr), (x, y, ptr, y_ptr)):
+        job = _Job(there, here, others, bounds, True)
+        for name, sizes in (("x", job.sizes), ("y", job.n_queries)):
+            if not sizes.all():
+                cloud = int(np.argmin(sizes))
+                raise ValueError(f"{name} must have points, got none in cloud {cloud}")
+        found = job.nearest(1)[2][:, 0]
         squares = ops.sum((here - ops.take(there, found, axis=0)) ** 2, axis=1)
         if bounds is None:
             total = total + ops.mean(squares)

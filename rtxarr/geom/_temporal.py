@@ -92,7 +92,8 @@ class TemporalSampler:
         _require_square(graph)
         if isinstance(time, str):
             if time not in graph.edges:
-                raise ValueError(f"time must be one of {', '.join(graph.edges)}, got {time!r}")
+                names = ", ".join(graph.edges) or "none: the graph's edges have no arrays"
+                raise ValueError(f"time must name an array of edges ({names}), got {time!r}")
             time = graph.edges[time]
         times = plain(raw(time))
         if not _device.is_array(times) or times.shape != (graph.n_edges,):

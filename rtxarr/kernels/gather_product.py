@@ -112,7 +112,7 @@ def gather_product(
 
 
 def _products(options, args):
-    """Choose the kernel of the whole rows of a level, the blocks and the block."""
+    """Choose the kernel of a level, the blocks and the threads of one."""
     from rtxarr.kernels._gather_product_cuda import ROWS, THREADS, summed_products
 
     gathered, biased, keeps = options

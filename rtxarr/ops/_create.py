@@ -102,6 +102,8 @@ def asarray(obj, /, *, dtype=None, device=None, copy=None):
         return _device.namespace(obj).asarray(obj, dtype=dtype, copy=copy)
     made = _create("asarray", device, obj, dtype=dtype, copy=copy)
     if made.dtype.kind in "OSUM":
+        if dtype is not None:
+            raise TypeError(f"dtype must be of numbers or bools, got {made.dtype}")
         if isinstance(obj, int):
             raise OverflowError(f"obj must fit into an integer of 64 bits, got {obj}")
         raise TypeError(f"obj must hold numbers or bools, got {type(obj).__name__}: {made.dtype}")
@@ -158,6 +160,8 @@ def from_dlpack(x, /, *, device=None, copy=None):
     place = "cpu" if int(kind) in _HOST_MEMORY else f"cuda:{index}"
     options = {} if copy is None else {"copy": copy}
     if str(getattr(x, "dtype", "")) == "torch.bfloat16" and place == "cpu":
+        if x.requires_grad:
+            raise BufferError("x must not require grad, which DLPack does not carry; detach it")
         # Which NumPy takes as numbers of another type only.
         x = x.view(sys.modules["torch"].int16)
         out = _create("from_dlpack", place, x, **options).view(dtypes.bfloat16)

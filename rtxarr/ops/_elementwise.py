@@ -279,8 +279,10 @@ def _complex_expm1(x, out):
     # CuPy's is exp(x) - 1 everywhere, NumPy's gives NaN for infinities.
     xp = namespace(x)
     a, b = xp.real(x), xp.imag(x)
-    part = xp.expm1(a) * xp.cos(b) - 2 * xp.sin(0.5 * b) ** 2
-    return xp.where(xp.abs(a) < 40, _with_real_part(xp, out, part), xp.exp(x) - 1)
+    near = xp.abs(a) < 40
+    within = xp.where(near, a, 0)
+    part = xp.expm1(within) * xp.cos(b) - 2 * xp.sin(0.5 * b) ** 2
+    return xp.where(near, _with_real_part(xp, out, part), xp.exp(x) - 1)[()]
 
 
 def _complex_log1p(x, out):
@@ -289,7 +291,7 @@ def _complex_log1p(x, out):
     a, b = xp.real(x), xp.imag(x)
     near = xp.abs(x) < 0.5
     part = 0.5 * xp.log1p(xp.where(near, a * (2 + a) + b * b, 0))
-    return xp.where(near, _with_real_part(xp, out, part), out)
+    return xp.where(near, _with_real_part(xp, out, part), out)[()]
 
 
 exp = _unary("exp", "Give the exponential.", lambda g, out: _times(g, out))
@@ -469,7 +471,9 @@ def where(condition, x1, x2, /):
         return namespace(x1).where(condition, x1, x2).astype(x1.dtype, copy=False)
     out = namespace(condition, x1, x2).where(condition, x1, x2)
     if out.dtype is _OBJECTS:
-        raise TypeError("x1 and x2 must be arrays or numbers")
+        raise TypeError(
+            f"x1 and x2 must be arrays or numbers, got {type(x1).__name__} and {type(x2).__name__}"
+        )
     return out
 
 

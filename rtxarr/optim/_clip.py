@@ -32,12 +32,11 @@ def clip_grad_norm(params: Iterable, max_norm: float) -> Any:
         together in three launches. NaN or infinite gradients make it, and the scaled gradients,
         NaN.
     """
-    if not isinstance(max_norm, numbers.Real) or not max_norm > 0:
-        raise ValueError(f"max_norm must be > 0, got {max_norm!r}")
+    max_norm = _bound("max_norm", max_norm)
     params = [p for p in require_params(params) if p.grad is not None]
     if not params:
         return namespace().zeros((), dtype="float32")
-    norm, *grads = _clipped(float(max_norm), *(p.grad for p in params))
+    norm, *grads = _clipped(max_norm, *(p.grad for p in params))
     for param, grad in zip(params, grads, strict=False):
         # New arrays: someone may keep the old ones. They fit: no need of the property's checks.
         if tracing() is None:
@@ -75,8 +74,17 @@ def clip_grad_value(params: Iterable, max_value: float) -> None:
         Those without a gradient are passed over.
     max_value : float > 0
     """
-    if not isinstance(max_value, numbers.Real) or not max_value > 0:
-        raise ValueError(f"max_value must be > 0, got {max_value!r}")
+    max_value = _bound("max_value", max_value)
     for param in require_params(params):
         if param.grad is not None:
             param.grad = clip(param.grad, min=-max_value, max=max_value)
+
+
+def _bound(name, value):
+    """Give a number, or an array of one without axes, as a positive float."""
+    if not isinstance(value, numbers.Real) and getattr(value, "shape", None) != ():
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    value = float(value)
+    if not value > 0:
+        raise ValueError(f"{name} must be > 0, got {value}")
+    return value

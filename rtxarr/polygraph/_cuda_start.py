@@ -61,7 +61,7 @@ class Gpu:
         words = self._cupy.cuda.Device(device_id).compute_capability
         return int(words[:-1]), int(words[-1])
 
-    @functools.cache  # noqa: B019  (there is one Gpu)
+    @functools.cache  # noqa: B019  (a process has few)
     def shared_limit(self, device_id: int) -> int:
         """Return the bytes of shared memory that a block can have."""
         runtime = self._cupy.cuda.runtime

@@ -486,7 +486,14 @@ def test_factors_of_degrees():
 def test_means_of_degrees_are_positive(name, bad):
     graph = geom.Graph.from_edges(np.array([0]), np.array([0]), n_nodes=2)
     means = {"mean_degree": 1.0, "mean_log_degree": 1.0, name: bad}
-    with pytest.raises(ValueError, match=f"{name} must be positive and finite, got {bad}"):
-        geom.degree_scalers(graph, ["linear"], **means)
-    with pytest.raises(ValueError, match=f"{name} must be positive and finite, got {bad}"):
-        geom.PNAConv(2, 2, ["mean"], ["linear"], **means)
+    uses, others = ["inverse_linear"], ["identity", "amplification"]
+    if name == "mean_log_degree":
+        uses, others = ["attenuation"], ["identity", "linear"]
+    with pytest.raises(ValueError, match=f"{name} must be (above 0|finite), got {bad}"):
+        geom.degree_scalers(graph, uses, **means)
+    with pytest.raises(ValueError, match=f"{name} must be (above 0|finite), got {bad}"):
+        geom.PNAConv(2, 2, ["mean"], uses, **means)
+    with pytest.raises(TypeError, match=f"{name} must be a number, got NoneType"):
+        geom.PNAConv(2, 2, ["mean"], uses, **{**means, name: None})
+    geom.degree_scalers(graph, others, **means)
+    geom.PNAConv(2, 2, ["mean"], others, **means)

@@ -1,8 +1,11 @@
 """Metrics of link prediction, against plain counting."""
 
+import functools
+
 import numpy as np
 import pytest
 
+import rtxarr as rx
 from rtxarr import geom
 from rtxarr.testing import assert_close
 
@@ -87,6 +90,20 @@ def test_scores_of_a_model_that_diverged_give_nan(xp, where):
     for metric in metrics:
         assert np.isnan(float(metric(positive, negative)))
     assert np.isnan(float(geom.mrr(positive, xp.stack([negative, negative]))))
+
+
+@pytest.mark.skip_xp("array_api_strict", reason="has no half precision")
+@pytest.mark.skip_xp("dask.array", reason="sorts")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scores_in_half_precision(xp, dtype):
+    positive, negative = (
+        rx.astype(xp.asarray(scores), dtype) for scores in ([2.0, 1.0, 0.5], [1.5, 0.25])
+    )
+    hits = functools.partial(geom.hits_at_k, k=1)
+    for metric in (geom.auc, geom.average_precision, geom.mrr, hits):
+        want = metric(rx.astype(positive, "float64"), rx.astype(negative, "float64"))
+        assert float(metric(positive, negative)) == float(want)
+    assert np.isnan(float(geom.auc(positive * xp.nan, negative)))
 
 
 def test_bad_scores():

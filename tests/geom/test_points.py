@@ -270,3 +270,9 @@ def test_chamfer_distance_is_that_of_the_formula_and_differentiable():
     assert_close(got, np.array(parts))
     gradcheck(lambda x, y: geom.chamfer_distance(x, y, ptr=ptr, y_ptr=y_ptr), (x, y))
     assert isinstance(geom.chamfer_distance(rx.Tensor(x, requires_grad=True), y), rx.Tensor)
+    with pytest.raises(ValueError, match="x must have points, got none in cloud 0"):
+        geom.chamfer_distance(x[:0], y)
+    with pytest.raises(ValueError, match="y must have points, got none in cloud 1"):
+        geom.chamfer_distance(x, y, ptr=ptr, y_ptr=np.array([0, 9, 9]))
+    with pytest.raises(TypeError, match="y must be an array of floats"):
+        geom.chamfer_distance(x, [[1.0]])

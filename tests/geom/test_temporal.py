@@ -147,8 +147,10 @@ def test_nothing_before():
 
 
 def test_refuses():
-    with pytest.raises(ValueError, match="time must be one of time, got 'when'"):
+    with pytest.raises(ValueError, match=r"time must name an array of edges \(time\), got 'when'"):
         geom.TemporalSampler(GRAPH, [1], time="when")
+    with pytest.raises(ValueError, match="time must name an array of edges .none: the graph's"):
+        geom.TemporalSampler(GRAPH.replace(edges={}), [1])
     with pytest.raises(ValueError, match=r"time must have shape \(150,\)"):
         geom.TemporalSampler(GRAPH, [1], time=TIME[:3])
     with pytest.raises(ValueError, match=r"weight must have shape \(150,\), one an edge"):

@@ -188,6 +188,8 @@ def laplacian(graph):
 
 def test_laplacian_encodings_are_the_first_eigenvectors(multigraph):
     n = multigraph.n_nodes
+    with pytest.raises(ValueError, match=r"weight must be an array of shape \(\d+,\), got list"):
+        geom.laplacian_encoding(multigraph, 1, weight=[1.0])
     got = geom.laplacian_encoding(multigraph, 4)
     assert got.shape == (n, 4)
     matrix = laplacian(multigraph)

@@ -70,9 +70,21 @@ def test_values_are_clipped(xp):
     assert_close(old, [-3.0, 0.5, 2.0])
 
 
+def test_a_limit_may_be_an_array_without_axes():
+    params = with_grads([3.0, 4.0])
+    optim.clip_grad_norm(params, np.asarray(2.5))
+    assert_close(params[0].grad, [1.5, 2.0], rtol=1e-5)
+    optim.clip_grad_value(params, np.float32(1.75))
+    assert_close(params[0].grad, [1.5, 1.75], rtol=1e-5)
+
+
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
 def test_limits_are_checked(limit):
     params = with_grads([1.0])
+    with pytest.raises(TypeError, match="max_norm must be a number, got list"):
+        optim.clip_grad_norm([], [1.0])
+    with pytest.raises(TypeError, match="max_value must be a number, got NoneType"):
+        optim.clip_grad_value([], None)
     with pytest.raises(ValueError, match="max_norm must be > 0, got"):
         optim.clip_grad_norm(params, limit)
     with pytest.raises(ValueError, match="max_value must be > 0, got"):
