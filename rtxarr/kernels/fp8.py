@@ -7,7 +7,6 @@ become its largest.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import ml_dtypes
@@ -16,6 +15,7 @@ import numpy as np
 from rtxarr import _device
 from rtxarr._device import launch, namespace, runs_kernels
 from rtxarr.kernels._dense import _address
+from rtxarr.kernels._limits import capability
 
 __all__ = ["LARGEST", "advance", "decode", "quantize"]
 
@@ -70,12 +70,7 @@ def quantize(x: Any, scale: Any, kind: str, amax: Any, *, turned: bool = False) 
 
 def _converts(x):
     """Tell whether the GPU has instructions that round to 8 bits."""
-    return _device._SIMULATING or _capability(x.data.device_id) >= 89
-
-
-@functools.cache
-def _capability(device_id):
-    return int(_device.cupy.cuda.Device(device_id).compute_capability)
+    return _device._SIMULATING or capability(x.data.device_id) >= 89
 
 
 def _on_host(x, scale, kind, amax, turned):

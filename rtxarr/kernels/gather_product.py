@@ -10,6 +10,7 @@ import numpy as np
 from rtxarr import _device
 from rtxarr._device import _SIMULATING, device_of, launch_planned, runs_here
 from rtxarr.kernels._dense import _address, contiguous, packed
+from rtxarr.kernels._limits import shared_memory
 
 __all__ = ["fits", "gather_product"]
 
@@ -38,9 +39,8 @@ def _blocks(device: str) -> int:
     from rtxarr.kernels._gather_product_cuda import SHARED_BYTES
 
     runtime, index = _device.cupy.cuda.runtime, int(device.partition(":")[2])
-    room = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, index)
     count = runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, index)
-    return count if room >= SHARED_BYTES else 0
+    return count if shared_memory(index) >= SHARED_BYTES else 0
 
 
 def gather_product(

@@ -6,10 +6,10 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from rtxarr import _device
 from rtxarr._device import _SIMULATING, empty, launch_planned
 from rtxarr.kernels import norm
 from rtxarr.kernels._dense import packed
+from rtxarr.kernels._limits import capability
 from rtxarr.kernels.multi_tensor import contiguous
 from rtxarr.kernels.segment import can_be_wide
 
@@ -183,12 +183,7 @@ def _deal_out_once(
 
 def _has_clusters(x: Any) -> bool:
     """Tell whether blocks reach one another's shared memory, of 227 KB for each multiprocessor."""
-    return _SIMULATING or 90 <= _capability(x.data.device_id) < 120
-
-
-@functools.cache
-def _capability(device_id: int) -> int:
-    return int(_device.cupy.cuda.Device(device_id).compute_capability)
+    return _SIMULATING or 90 <= capability(x.data.device_id) < 120
 
 
 def _once(options, args):

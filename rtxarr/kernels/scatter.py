@@ -17,6 +17,7 @@ from rtxarr._device import (
 )
 from rtxarr._override import overridable
 from rtxarr.dtypes import accumulator
+from rtxarr.kernels._limits import shared_memory
 from rtxarr.kernels.segment import (
     can_be_wide,
     check_index,
@@ -36,6 +37,8 @@ _CHUNK, _CHUNK_OF_FEW = 64, 16
 # The most entries that each block looks at all of, and the part of its rows that it fills before it
 # knows which entries name.
 _FEW, _BLIND = (32 if _SIMULATING else 8192), 0.3
+# Bytes of shared memory of a block that orders entries, at most.
+_ROOM = 99 << 10
 # Threads of a warp, and blocks that add up the units of rows, for each block of features.
 _LANES, _JOINS = (4, 2) if _SIMULATING else (32, 32)
 
@@ -88,10 +91,11 @@ def scatter_reduce(op: str, index: Any, values: Any, n_rows: int) -> Any:
         return reduce_masked(xp, op, values, index == rows[:, None])
     if runs_kernels(index) and 0 not in (n_rows, *values.shape):
         # A grid has no more than 65535 blocks along y.
-        if index.shape[0] <= _FEW and n_rows <= 1 << 26:
-            return _combine_few(op, index, values, n_rows)
-        if _can_sort(index.shape[0], n_rows):
-            return _sort_and_sum(op, index, values, n_rows)
+        if _has_room(index):
+            if index.shape[0] <= _FEW and n_rows <= 1 << 26:
+                return _combine_few(op, index, values, n_rows)
+            if _can_sort(index.shape[0], n_rows):
+                return _sort_and_sum(op, index, values, n_rows)
         order, indptr = group_rows(index, n_rows)
         return segment_reduce(op, values, indptr, indices=order, chunk=_CHUNK)
     order = xp.argsort(index, stable=True)
@@ -138,6 +142,11 @@ def _few(options, args):
     return combine_few(*given), n_blocks, THREADS
 
 
+def _has_room(index: Any) -> bool:
+    """Tell whether a block can have the shared memory that kernels which order entries take."""
+    return _SIMULATING or shared_memory(index.data.device_id) >= _ROOM
+
+
 def _can_sort(n: int, n_rows: int) -> bool:
     """Tell whether two launches sort: a row of a run and an entry share a word of 32 bits."""
     from rtxarr.kernels import _scatter_cuda as kernels
@@ -146,7 +155,7 @@ def _can_sort(n: int, n_rows: int) -> bool:
     most = kernels.MOST_TILES * kernels.GROUP_THREADS * kernels.GROUP_EACH
     return (
         n <= most
-        and n_own <= kernels.COUNTERS // 4
+        and n_own < kernels.COUNTERS // 4
         and n_own.bit_length() + (n - 1).bit_length() <= 32
     )
 
@@ -167,11 +176,12 @@ def _sort_and_sum(op: str, index: Any, values: Any, n_rows: int) -> Any:
     partial = empty(flat, (n_slots * n_features,), scalar) if n_slots else nothing(flat, scalar)
 
     n_tiles = -(-n // (kernels.GROUP_THREADS * kernels.GROUP_EACH))
-    n_runs, entry_bits = 1 << kernels.RUN_BITS, (n - 1).bit_length()
-    grouped, starts = empty(flat, (n,), uint32), empty(flat, (n_tiles * (n_runs + 1),), uint32)
-    launch_planned(_group, (entry_bits, n_tiles), (index, grouped, starts, longs, n_rows))
+    n_runs = 1 << kernels.RUN_BITS
     n_own = -(-n_rows // n_runs)
     most = max(kernels.COUNTERS * kernels.LANES // kernels.ORDER_THREADS, 1 << n_own.bit_length())
+    entry_bits = 33 - most.bit_length()  # all that a row of a run leaves of a word
+    grouped, starts = empty(flat, (n,), uint32), empty(flat, (n_tiles * (n_runs + 1),), uint32)
+    launch_planned(_group, (entry_bits, n_tiles), (index, grouped, starts, longs, n_rows))
     arguments: tuple[Any, ...] = grouped, starts, places, longs, counts, n_rows, n_tiles
     launch_planned(_order, (entry_bits, most, _CHUNK, min(n_rows, n_runs)), arguments)
 
@@ -180,7 +190,7 @@ def _sort_and_sum(op: str, index: Any, values: Any, n_rows: int) -> Any:
     n_blocks = n_sums + -(-n_rows // (block[1] * kernels.ROWS_EACH))
     arguments = flat, places, longs, counts, partial, out, n_features, n_sums
     launch_planned(_add_up, (op, values.dtype, wide, _CHUNK, n_blocks, block), arguments)
-    if n_slots:  # else no row has several units
+    if n_long:  # else no row has several units
         grid = min(n_long, _JOINS), -(-n_features // kernels.JOIN_BLOCK[0])
         launch_planned(_join, (op, values.dtype, _CHUNK, grid), (longs, partial, out, n_features))
     return out

@@ -101,14 +101,18 @@ def test_other_operations_have_the_bits_of_segments(place, monkeypatch, op):
         assert_close(bits(scatter_reduce(op, index, values, n_rows)), bits(want), exact=True)
 
 
-@pytest.mark.parametrize("sizes", [(9, 1 << 28), (1 << 22, 5), (9000, 1 << 24)])
+@pytest.mark.parametrize("sizes", [(9, 1 << 28), (1 << 22, 5), (9000, 1 << 24), (9, 1 << 19)])
 def test_more_than_fit_are_left_to_segments(sizes):
     assert not scatter._can_sort(*sizes)
 
 
-def test_bits_of_what_is_left_to_segments(place, launched, monkeypatch):
-    monkeypatch.setattr(scatter, "_FEW", 0)
-    monkeypatch.setattr(scatter, "_can_sort", lambda n, n_rows: False)
+@pytest.mark.parametrize("lacking", ["bits", "shared memory"])
+def test_bits_of_what_is_left_to_segments(place, launched, monkeypatch, lacking):
+    if lacking == "bits":
+        monkeypatch.setattr(scatter, "_FEW", 0)
+        monkeypatch.setattr(scatter, "_can_sort", lambda n, n_rows: False)
+    else:
+        monkeypatch.setattr(scatter, "_has_room", lambda index: False)
     index, values = np.arange(9) % 4, np.ones((9, 512), np.float32)
     got = scatter_reduce("sum", put(index, place), put(values, place), 5)
     want = np.array([3, 2, 2, 2, 0], np.float32)
