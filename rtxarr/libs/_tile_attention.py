@@ -22,6 +22,9 @@ from rtxarr.libs._status import Provider
 __all__ = ["Dropout", "Problem", "attempt", "backward", "forward", "status"]
 
 _F32 = np.dtype("float32")
+# Bytes of a table with a bit for each weight, kept or not, which the gradient by the queries leaves
+# to that by the keys: to make random words again takes longer.
+_MOST_BITS = 1 << 30
 _MAX_ELEMENTS = 2**31  # kernels count elements in 32 bits
 _MOST_DIM = 256
 # As in rtxarr/kernels/tile/_attention.py, which cannot be imported without cuTile.
@@ -138,19 +141,23 @@ def backward(
     delta = _empty(q.shape[:3], _F32)
     of_q, of_k, of_v = (_behind(x.shape, x.dtype) for x in (q, k, v))
     args = _Arguments(q, k, v, mask, lengths, problem, device_id)
+    bits = None if problem.dropout is None else _table_of_bits(q, k)
+    stored = bits is not None
     shared = args.copy()
     args.heads(out)
     args.rows(logs)
     args.heads(grad)
     args.rows(delta)
     args.heads(of_q)
-    args.start("attention_queries", 0)
+    args.bits(bits)
+    args.start("attention_queries", 0, stored)
     shared.rows(logs)
     shared.heads(grad)
     shared.rows(delta)
+    shared.bits(bits)
     shared.heads(of_k)
     shared.heads(of_v)
-    shared.start("attention_keys", 1)
+    shared.start("attention_keys", 1, stored)
     return [of_q, of_k, of_v, None]
 
 
@@ -245,6 +252,12 @@ def _aligned(x: Any) -> Any:
     return wide
 
 
+def _table_of_bits(q: Any, k: Any) -> Any:
+    """Make room for a bit for each weight; None if that is much."""
+    shape = (*q.shape[:3], -(-k.shape[2] // 32))
+    return _empty(shape, np.dtype("uint32")) if 4 * math.prod(shape) <= _MOST_BITS else None
+
+
 def _power_of_two(n: int) -> int:
     return 1 << max(4, (n - 1).bit_length())
 
@@ -312,6 +325,13 @@ class _Arguments:
     def rows(self, x: Any) -> None:
         self._array(x, "float32", aligned=False)
 
+    def bits(self, x: Any) -> None:
+        """Add the table of which weights are kept, if there is one."""
+        if x is None:
+            self.parameters.append(0)
+        else:
+            self._array(x, "uint32", aligned=False)
+
     def _mask(self, mask: Any) -> tuple[int, tuple[bool, ...]]:
         """Add a mask; return its kind, and along which axes it is not broadcast."""
         if mask is None:
@@ -351,13 +371,14 @@ class _Arguments:
         self._scalar("float32", 1 / (1 - dropout.rate))
         return from_memory
 
-    def start(self, name: str, of_keys: int) -> None:
+    def start(self, name: str, of_keys: int, *more: bool) -> None:
         """Start a program with a block for each tile of queries, or ``of_keys``."""
         tiles = _TILES[name][max(64, *self.others[-2:])]
         x, n = (self.k, tiles.keys) if of_keys else (self.q, tiles.queries)
         n_blocks = x.shape[0] * x.shape[1] * -(-x.shape[2] // n)
         ragged = self.has_lengths or self.k.shape[2] % tiles.keys > 0
         constants = *self.of_mask, self.has_lengths, ragged, *self.others, tiles.queries, tiles.keys
+        constants += more
         parameters = *self.parameters, *constants
         program = Program(name, parameters, tiles.warps, tiles.blocks)
         loaded = _load(program, self.device_id)

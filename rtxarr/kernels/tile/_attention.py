@@ -49,53 +49,54 @@ def _philox(block, stream, key):
 def _bit(words, place, last):
     """Give a bit at ``place`` and the three above for each word: whether it is at most ``last``."""
     w0, w1, w2, w3 = words
-    low = ((w0 <= last).astype(I32) << place) | ((w1 <= last).astype(I32) << (place + 1))
-    high = ((w2 <= last).astype(I32) << 2) | ((w3 <= last).astype(I32) << 3)
-    return low | (high << place)
+    low = (w0 <= last).astype(U32) | ((w1 <= last).astype(U32) << 1)
+    high = ((w2 <= last).astype(U32) << 2) | ((w3 <= last).astype(U32) << 3)
+    return (low | high) << place
 
 
-def _side_by_side(kept, tm, tn):
-    a, b, c, d = kept
-    shape = tm, tn // 4, 1
-    low = ct.cat((ct.reshape(a, shape), ct.reshape(b, shape)), 2)
-    high = ct.cat((ct.reshape(c, shape), ct.reshape(d, shape)), 2)
-    return ct.reshape(ct.cat((low, high), 2), (tm, tn))
-
-
-def _aligned(block, words, tm, tn):
-    """Tell which weights are kept where rows begin with a block of words."""
+def _aligned(block, words):
+    """Give four bits for each block of words: which of their weights are kept."""
     _, stream, key, last = words
-    w0, w1, w2, w3 = _philox(block, stream, key)
-    return _side_by_side((w0 <= last, w1 <= last, w2 <= last, w3 <= last), tm, tn)
+    return _bit(_philox(block, stream, key), 0, last)
 
 
-def _shifted(block, lead, words, tm, tn):
-    """Tell the same where rows begin ``lead`` words later."""
+def _shifted(block, lead, words):
+    """Give the same where rows begin ``lead`` words later."""
     _, stream, key, last = words
     bits = _bit(_philox(block, stream, key), 0, last)
     bits = bits | _bit(_philox(block + 1, stream, key), 4, last)
-    bits = bits >> lead
-    kept = (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0
-    return _side_by_side(kept, tm, tn)
+    return (bits >> lead) & 15
 
 
-def _kept(row, j, words, begin, tm, tn):
-    """Tell which weights of a tile are kept.
+def _fours(block, lead, words, begin):
+    """Give four bits for each block of words, where rows begin as told."""
+    if begin == AT_BLOCKS:
+        return _aligned(block, words)
+    if begin == ANYWHERE:
+        return _shifted(block, lead, words)
+    if (words[0] & 3) == 0:
+        found = _aligned(block, words)
+    else:
+        found = _shifted(block, lead, words)
+    return found
+
+
+def _bits(row, j, words, begin, tm, tn):
+    """Give a bit for each weight of a tile, 32 in a number: which are kept.
 
     ``row`` is the place in the stream of each query's first weight, of shape (tm, 1). Within a
     block of words rows ``begin`` ANYWHERE, all ALIKE, or AT_BLOCKS.
     """
     first = (j * (tn // 4) + ct.arange(tn // 4, dtype=I32)).astype(U64)[None, :]
-    block, lead = (row >> 2) + first, (row & 3).astype(I32)
-    if begin == AT_BLOCKS:
-        return _aligned(block, words, tm, tn)
-    if begin == ANYWHERE:
-        return _shifted(block, lead, words, tm, tn)
-    if (words[0] & 3) == 0:
-        found = _aligned(block, words, tm, tn)
-    else:
-        found = _shifted(block, lead, words, tm, tn)
-    return found
+    fours = _fours((row >> 2) + first, (row & 3).astype(U32), words, begin)
+    places = (ct.arange(8, dtype=U32) * 4)[None, None, :]
+    return ct.sum(ct.reshape(fours, (tm, tn // 32, 8)) << places, axis=2)
+
+
+def _kept(bits, tm, tn):
+    """Tell for each weight of a tile whether its bit is set."""
+    ones = (ct.zeros((1, 1, 32), dtype=U32) + 1) << ct.arange(32, dtype=U32)[None, None, :]
+    return ct.reshape((ct.reshape(bits, (tm, tn // 32, 1)) & ones) != 0, (tm, tn))
 
 
 def _words(place, from_memory, offset, stream, key, last):
@@ -224,11 +225,12 @@ def attention(
         scores = _masked(scores, mask, (b, h, i, j, tm, tn, False), seen, options)
         higher = ct.maximum(top, ct.max(scores, axis=1, keepdims=True))
         level = ct.where(higher == -INF, 0.0, higher)
-        probs = ct.exp2(scores - level)
-        shrink = ct.exp2(top - level)
+        probs = ct.exp2(scores - level, flush_to_zero=True)
+        shrink = ct.exp2(top - level, flush_to_zero=True)
         total = total * shrink + ct.sum(probs, axis=1, keepdims=True)
         if drops:
-            probs = ct.where(_kept(row, j, words, begin, tm, tn), probs, 0.0)
+            kept = _kept(_bits(row, j, words, begin, tm, tn), tm, tn)
+            probs = ct.where(kept, probs, 0.0)
         value = _tile(v, b, h // group, j, tn, e)
         values = ct.mma(probs.astype(v.dtype), value, values * shrink)
         top = higher
@@ -240,11 +242,11 @@ def attention(
 
 def attention_queries(
     q, k, v, mask, lengths, place, offset, stream, key, last, rescale, scale, shift, window,
-    out, logs, grad, delta, of_q,
+    out, logs, grad, delta, of_q, bits,
     kind, by_batch, by_head, by_row, by_column, has_lengths, ragged, causal, has_window,
-    drops, from_memory, begin, group, d, e, tm, tn,
+    drops, from_memory, begin, group, d, e, tm, tn, stored,
 ):  # fmt: skip
-    """The gradient by the queries; delta = sum(grad * out), for that by the keys"""
+    """The gradient by the queries; delta = sum(grad * out) and bits, for those by the keys"""
     b, h, i = _head(ct.bid(0), ct.cdiv(q.shape[2], tm), q.shape[1], causal)
     n_keys = _n_keys(k, lengths, has_lengths, b)
     first, end = _key_tiles(i, n_keys, shift, window, causal, has_window, tm, tn)
@@ -268,12 +270,14 @@ def attention_queries(
         scores = ct.mma(mine, ct.transpose(theirs), ct.zeros((tm, tn), dtype=F32))
         scores = scores * (scale * LOG2_E)
         scores = _masked(scores, mask, (b, h, i, j, tm, tn, False), seen, options)
-        probs = ct.exp2(scores - level)
+        probs = ct.exp2(scores - level, flush_to_zero=True)
         value = _tile(v, b, h // group, j, tn, e)
         of_probs = ct.mma(of_out, ct.transpose(value), ct.zeros((tm, tn), dtype=F32))
         if drops:
-            kept = _kept(row, j, words, begin, tm, tn)
-            of_probs = ct.where(kept, of_probs * rescale, 0.0)
+            packed = _bits(row, j, words, begin, tm, tn)
+            if stored:
+                ct.store(bits, (b, h, i, j), ct.reshape(packed, (1, 1, tm, tn // 32)))
+            of_probs = ct.where(_kept(packed, tm, tn), of_probs * rescale, 0.0)
         of_scores = probs * (of_probs - mean)
         found = ct.mma(of_scores.astype(k.dtype), theirs, found)
     ct.store(of_q, (b, h, i, 0), ct.reshape((found * scale).astype(of_q.dtype), (1, 1, tm, d)))
@@ -281,9 +285,9 @@ def attention_queries(
 
 def attention_keys(
     q, k, v, mask, lengths, place, offset, stream, key, last, rescale, scale, shift, window,
-    logs, grad, delta, of_k, of_v,
+    logs, grad, delta, bits, of_k, of_v,
     kind, by_batch, by_head, by_row, by_column, has_lengths, ragged, causal, has_window,
-    drops, from_memory, begin, group, d, e, tm, tn,
+    drops, from_memory, begin, group, d, e, tm, tn, stored,
 ):  # fmt: skip
     """The gradients by the keys and the values; tiles of scores are transposed"""
     n_tiles, n_shared = ct.cdiv(k.shape[2], tn), k.shape[1]
@@ -306,12 +310,18 @@ def attention_keys(
             scores = scores * (scale * LOG2_E)
             scores = _masked(scores, mask, (b, h, i, j, tm, tn, True), seen, options)
             level = _numbers(logs, b, h, i, tm)[None, :] * LOG2_E
-            probs = ct.exp2(scores - ct.where(level == -INF, 0.0, level))
+            level = ct.where(level == -INF, 0.0, level)
+            probs = ct.exp2(scores - level, flush_to_zero=True)
             of_probs = ct.mma(value, ct.transpose(of_out), ct.zeros((tn, tm), dtype=F32))
             dropped = probs
             if drops:
-                row = _rows(b, h, ct.reshape(queries, (tm, 1)), words, q, k)
-                kept = ct.transpose(_kept(row, j, words, begin, tm, tn))
+                if stored:
+                    packed = ct.load(bits, (b, h, i, j), (1, 1, tm, tn // 32), padding_mode=ZERO)
+                    packed = ct.reshape(packed, (tm, tn // 32))
+                else:
+                    row = _rows(b, h, ct.reshape(queries, (tm, 1)), words, q, k)
+                    packed = _bits(row, j, words, begin, tm, tn)
+                kept = ct.transpose(_kept(packed, tm, tn))
                 of_probs = ct.where(kept, of_probs * rescale, 0.0)
                 dropped = ct.where(kept, probs, 0.0)
             of_values = ct.mma(dropped.astype(q.dtype), of_out, of_values)
