@@ -119,7 +119,7 @@ def captured(function):
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
         function()
         graph = stream.end_capture()
-    return lambda pool=pool: graph.launch(stream)
+    return lambda held=(pool, function): graph.launch(stream)  # the memory of what it reads
 
 
 def torch_captured(function):
@@ -133,7 +133,7 @@ def torch_captured(function):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()
-    return graph.replay
+    return lambda held=function: graph.replay()  # the memory of what it reads
 
 
 def synchronize():
