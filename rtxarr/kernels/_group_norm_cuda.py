@@ -81,9 +81,17 @@ class Kernels(NamedTuple):
 
 @functools.cache
 def channels_last(
-    dtype: np.dtype, wide: bool, block: tuple[int, int], affine: tuple[bool, bool], silu: bool
+    dtype: np.dtype,
+    wide: bool,
+    block: tuple[int, int],
+    affine: tuple[bool, bool],
+    silu: bool,
+    back: bool,
 ) -> Kernels:
     """Return the kernels for channels that are neighbours in memory.
+
+    ``back``: whether the second pass takes the positions of a block from its last. Where all blocks
+    run at once, those are what is in the cache.
 
     Threads along x of a block take ``width`` neighbouring channels each, threads along y every
     ``block[1]``-th position; the grid runs over chunks, blocks of channels and samples. What
@@ -106,23 +114,23 @@ def channels_last(
     zero, one = scalar(0), scalar(1)
 
     @cuda.jit(device=True)
-    def begin(n_positions, n_each, n_channels):
-        """Give the first channel, its offset, and the first and last position of this thread.
+    def begin(n_positions, n_each, n_channels, back):
+        """Give the offset of the block's first position, the way to the next, and how many are.
 
         Threads with no channel have no position, and the offset of the first channel.
         """
         channel = (np.int64(cuda.blockIdx.y) * lanes + cuda.threadIdx.x) * width
         start = np.int64(cuda.blockIdx.x) * n_each
-        stop = min(start + n_each, n_positions) if channel < n_channels else 0
-        offset = np.int64(cuda.blockIdx.z) * n_positions * n_channels
-        offset += channel if channel < n_channels else 0
-        return channel, offset, start + cuda.threadIdx.y, stop
+        stop, live = min(start + n_each, n_positions), channel < n_channels
+        first = np.int64(cuda.blockIdx.z) * n_positions + (stop - 1 if back else start)
+        offset = first * n_channels + (channel if live else 0)
+        return offset, -n_channels if back else n_channels, stop - start if live else 0
 
     # No branch around the loads.
 
     @cuda.jit(device=True)
-    def fetch(array, offset, position, stop, n_channels, words):
-        place, step = offset + position * n_channels, rows * n_channels
+    def fetch(array, offset, position, stop, stride, words):
+        place, step = offset + position * stride, rows * stride
         for k in range(at_once):
             values = load_packed(array, place if position + k * rows < stop else offset)
             for i in range(each):
@@ -131,8 +139,8 @@ def channels_last(
 
     def reader(count):
         @cuda.jit(device=True)
-        def read(array, other, offset, position, stop, n_channels, words, others):
-            place, step = offset + position * n_channels, rows * n_channels
+        def read(array, other, offset, position, stop, stride, words, others):
+            place, step = offset + position * stride, rows * stride
             for k in range(count):
                 at = place if position + k * rows < stop else offset
                 values, others_values = load_packed(array, at), load_packed(other, at)
@@ -250,8 +258,9 @@ def channels_last(
         totals, squares = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
         kept, origin = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
         words, coming = cuda.local.array(n_words, word), cuda.local.array(n_words, word)
-        channel, offset, position, stop = begin(n_positions, n_each, n_channels)
-        fetch(x, offset, position, stop, n_channels, words)
+        offset, stride, stop = begin(n_positions, n_each, n_channels, False)
+        position = np.int64(cuda.threadIdx.y)
+        fetch(x, offset, position, stop, stride, words)
         start, n_here, _, _ = here(n_channels, n_of_group)
         sample = np.int64(cuda.blockIdx.z) * n_positions * n_channels
         for column in range(thread(), n_here, threads):
@@ -263,7 +272,7 @@ def channels_last(
             totals[i] = zero
             squares[i] = zero
         while position < stop:
-            fetch(x, offset, position + at_once * rows, stop, n_channels, coming)
+            fetch(x, offset, position + at_once * rows, stop, stride, coming)
             for k in range(at_once):
                 if position + k * rows < stop:
                     unpack(words, k, kept)
@@ -287,8 +296,9 @@ def channels_last(
         scale, shift = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
         words, coming = cuda.local.array(n_words, word), cuda.local.array(n_words, word)
         kept = cuda.local.array(width, scalar)
-        channel, offset, position, stop = begin(n_positions, n_each, n_channels)
-        fetch(x, offset, position, stop, n_channels, words)  # under way while sums are added up
+        offset, stride, stop = begin(n_positions, n_each, n_channels, back)
+        position = np.int64(cuda.threadIdx.y)
+        fetch(x, offset, position, stop, stride, words)  # under way while sums are added up
         start, n_here, group, _ = here(n_channels, n_of_group)
         sample = np.int64(cuda.blockIdx.z) * n_positions * n_channels
         for column in range(thread(), n_here, threads):
@@ -314,9 +324,9 @@ def channels_last(
         cuda.syncthreads()  # the factors and terms of all channels are in place
         look_up(table, 0, scale)
         look_up(table, 1, shift)
-        place, step = offset + position * n_channels, rows * n_channels
+        place, step = offset + position * stride, rows * stride
         while position < stop:
-            fetch(x, offset, position + at_once * rows, stop, n_channels, coming)
+            fetch(x, offset, position + at_once * rows, stop, stride, coming)
             for k in range(at_once):
                 if position + k * rows < stop:
                     unpack(words, k, kept)
@@ -342,8 +352,9 @@ def channels_last(
         ups = cuda.local.array(n_words_of_sums, word)
         coming = cuda.local.array(n_words_of_sums, word)
         coming_ups = cuda.local.array(n_words_of_sums, word)
-        channel, offset, position, stop = begin(n_positions, n_each, n_channels)
-        fetch_for_sums(x, grad, offset, position, stop, n_channels, words, ups)
+        offset, stride, stop = begin(n_positions, n_each, n_channels, False)
+        position = np.int64(cuda.threadIdx.y)
+        fetch_for_sums(x, grad, offset, position, stop, stride, words, ups)
         start, n_here, _, _ = here(n_channels, n_of_group)
         for column in range(thread(), n_here, threads):
             row = np.int64(cuda.blockIdx.z) * n_groups + ratio(start + column, n_of_group)
@@ -363,7 +374,7 @@ def channels_last(
             products[i] = zero
         while position < stop:
             ahead = position + of_sums * rows
-            fetch_for_sums(x, grad, offset, ahead, stop, n_channels, coming, coming_ups)
+            fetch_for_sums(x, grad, offset, ahead, stop, stride, coming, coming_ups)
             for k in range(of_sums):
                 if position + k * rows < stop:
                     unpack(words, k, kept)
@@ -432,8 +443,9 @@ def channels_last(
         ups = cuda.local.array(n_words_of_two, word)
         coming = cuda.local.array(n_words_of_two, word)
         coming_ups = cuda.local.array(n_words_of_two, word)
-        channel, offset, position, stop = begin(n_positions, n_each, n_channels)
-        fetch_both(x, grad, offset, position, stop, n_channels, words, ups)
+        offset, stride, stop = begin(n_positions, n_each, n_channels, back)
+        position = np.int64(cuda.threadIdx.y)
+        fetch_both(x, grad, offset, position, stop, stride, words, ups)
         start, n_here, group, _ = here(n_channels, n_of_group)
         for column in range(thread(), n_here, threads):
             row = np.int64(cuda.blockIdx.z) * n_groups + ratio(start + column, n_of_group)
@@ -459,10 +471,10 @@ def channels_last(
             look_up(table, 1, shift)
         look_up(table, 2, slope)
         look_up(table, 3, rest)
-        place, step = offset + position * n_channels, rows * n_channels
+        place, step = offset + position * stride, rows * stride
         while position < stop:
             ahead = position + of_two * rows
-            fetch_both(x, grad, offset, ahead, stop, n_channels, coming, coming_ups)
+            fetch_both(x, grad, offset, ahead, stop, stride, coming, coming_ups)
             for k in range(of_two):
                 if position + k * rows < stop:
                     unpack(words, k, kept)
@@ -534,19 +546,24 @@ def channels_first(
     zero, one = scalar(0), scalar(1)
 
     @cuda.jit(device=True)
-    def begin(n_channels):
+    def begin(n_channels, back):
         """Give this thread's channel, whether there is one, and the offset of the sample's first.
 
-        Idle threads take part in the reductions, with the first channel.
+        Idle threads take part in the reductions, with the first channel. The second pass begins
+        with the blocks that were the last of the first: what they read is in the cache.
         """
-        channel = np.int64(cuda.blockIdx.x) * groups + cuda.threadIdx.y
+        block, sample = np.int64(cuda.blockIdx.x), np.int64(cuda.blockIdx.z)
+        if back:
+            block, sample = cuda.gridDim.x - 1 - block, cuda.gridDim.z - 1 - sample
+        channel = block * groups + cuda.threadIdx.y
         live = channel < n_channels
-        return channel if live else 0, live, np.int64(cuda.blockIdx.z) * n_channels
+        return channel if live else 0, live, sample * n_channels
 
     @cuda.jit(device=True)
-    def tiles_of(n_positions, n_tiles):
+    def tiles_of(n_positions, n_tiles, back):
         """Give the first tile of the block's chunk, and the one after its last."""
-        start = np.int64(cuda.blockIdx.y) * n_tiles
+        chunk = np.int64(cuda.blockIdx.y)
+        start = (cuda.gridDim.y - 1 - chunk if back else chunk) * n_tiles
         return start, min(start + n_tiles, (n_positions + tile_size - 1) // tile_size)
 
     @cuda.jit(device=True)
@@ -577,9 +594,9 @@ def channels_first(
     def sums(x, first, second, n_positions, n_channels, n_of_group, n_tiles):
         words, coming = cuda.local.array(n_words, word), cuda.local.array(n_words, word)
         kept = cuda.local.array(width, scalar)
-        channel, live, sample = begin(n_channels)
+        channel, live, sample = begin(n_channels, False)
         offset, head = (sample + channel) * n_positions, channel // n_of_group * n_of_group
-        tile, stop = tiles_of(n_positions, n_tiles)
+        tile, stop = tiles_of(n_positions, n_tiles, False)
         fetch(x, offset, tile, stop, n_positions, words)
         origin = load(x, (sample + head) * n_positions)[0]
         total, square = zero, zero
@@ -608,9 +625,9 @@ def channels_first(
     ):  # fmt: skip
         words, coming = cuda.local.array(n_words, word), cuda.local.array(n_words, word)
         kept = cuda.local.array(width, scalar)
-        channel, live, sample = begin(n_channels)
+        channel, live, sample = begin(n_channels, True)
         offset, group = (sample + channel) * n_positions, channel // n_of_group
-        tile, stop = tiles_of(n_positions, n_tiles)
+        tile, stop = tiles_of(n_positions, n_tiles, True)
         # Under way while sums are added up.
         fetch(x, offset, tile, stop, n_positions, words)
         if ahead:
@@ -659,9 +676,9 @@ def channels_first(
         words, coming = cuda.local.array(n_words, word), cuda.local.array(n_words, word)
         ups, coming_ups = cuda.local.array(n_words, word), cuda.local.array(n_words, word)
         kept, up = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
-        channel, live, sample = begin(n_channels)
+        channel, live, sample = begin(n_channels, False)
         offset, group = (sample + channel) * n_positions, (sample + channel) // n_of_group
-        tile, stop = tiles_of(n_positions, n_tiles)
+        tile, stop = tiles_of(n_positions, n_tiles, False)
         fetch(x, offset, tile, stop, n_positions, words)
         fetch(grad, offset, tile, stop, n_positions, ups)
         mean, scale = centre[group], inverse[group]
@@ -699,9 +716,9 @@ def channels_first(
         words, coming = cuda.local.array(n_words, word), cuda.local.array(n_words, word)
         ups, coming_ups = cuda.local.array(n_words, word), cuda.local.array(n_words, word)
         kept, up = cuda.local.array(width, scalar), cuda.local.array(width, scalar)
-        channel, live, sample = begin(n_channels)
+        channel, live, sample = begin(n_channels, True)
         offset, group = (sample + channel) * n_positions, (sample + channel) // n_of_group
-        tile, stop = tiles_of(n_positions, n_tiles)
+        tile, stop = tiles_of(n_positions, n_tiles, True)
         # Under way while sums are added up.
         fetch(x, offset, tile, stop, n_positions, words)
         fetch(grad, offset, tile, stop, n_positions, ups)

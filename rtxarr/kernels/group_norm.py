@@ -108,7 +108,8 @@ def _deal_out(
         n_blocks = _ONE_WAVE if most * apart < 4 * _ONE_WAVE else _WAVES
         each = -(-n_positions // min(most, max(1, n_blocks // apart)))
         chunks = -(-n_positions // each)
-        made_of, grid = (dtype, width > 1, block, flags, silu), (chunks, across, n_samples)
+        made_of = dtype, width > 1, block, flags, silu, n_blocks == _ONE_WAVE
+        grid = chunks, across, n_samples
         numbers = n_positions, each, n_channels, n_groups, n_channels // n_groups
         return _Dealt(True, made_of, grid, block, chunks, numbers)
     wide = all(can_be_wide(a, n_positions) for a in arrays)

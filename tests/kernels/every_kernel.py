@@ -197,7 +197,7 @@ def group_norm_cases():
         wide, affine = name != "float64", (*(values,) * 4, sums, sums)
         plan = plan_rows(4096, dtype, wide=wide, pieces=_PIECES, most=16, lanes=_LANES)
         for silu in (False, True) if name == "float32" else (True,):
-            last = channels_last(dtype, wide, (40, 8), (True, True), silu)
+            last = channels_last(dtype, wide, (40, 8), (True, True), silu, silu)
             both = [
                 channels_first(dtype, plan, (True, True), silu, ahead) for ahead in (False, True)
             ]
