@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rtxarr import _device
-from rtxarr.libs import _cublaslt, _dnn, _serving, _tile_attention, blas
+from rtxarr.libs import _cublaslt, _dnn, _serving, _tile_attention, blas, dnn
 from rtxarr.nn import _fp8_attention
 from rtxarr.ops import _attention, _conv
 from rtxarr.ops._conv import _unfolded, _unfolded_input, _unfolded_weight
@@ -702,3 +702,45 @@ def fake_dnn(bare_dnn, monkeypatch):
     library.cupy = bare_dnn
     monkeypatch.setitem(sys.modules, "cudnn", library)
     return library
+
+
+class Poisoned:
+    """CuPy whose new arrays are full of NaN."""
+
+    def __init__(self, cupy):
+        self._cupy = cupy
+
+    def __getattr__(self, name):
+        return getattr(self._cupy, name)
+
+    def empty(self, shape, dtype=float):
+        found = self._cupy.empty(shape, dtype)
+        stream = self._cupy.cuda.get_current_stream()
+        self._cupy.cuda.runtime.memsetAsync(found.data.ptr, 255, found.nbytes, stream.ptr)
+        return found
+
+
+@pytest.fixture(params=["stand-in", pytest.param("cupy", marks=pytest.mark.gpu)])
+def cupy(request, monkeypatch):
+    """CuPy, with poisoned memory for whatever the library returns or works in."""
+    if request.param == "stand-in":
+        return request.getfixturevalue("fake_dnn").cupy
+    return request.getfixturevalue("gpu")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    found = pytest.importorskip("cupy")
+    pytest.importorskip("cudnn")
+    library = _dnn.library()
+    assert library is not None, dnn.status().lines()
+    monkeypatch.setattr(library, "cupy", Poisoned(found))
+    return found
+
+
+@pytest.fixture
+def served(cupy):
+    """Fail when anything went to CuPy."""
+    before = dnn.status().refused.copy()
+    yield cupy
+    assert dnn.status().refused - before == {}

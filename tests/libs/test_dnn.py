@@ -23,48 +23,6 @@ from rtxarr.ops._windows import make_windows
 TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 
 
-class Poisoned:
-    """CuPy whose new arrays are full of NaN."""
-
-    def __init__(self, cupy):
-        self._cupy = cupy
-
-    def __getattr__(self, name):
-        return getattr(self._cupy, name)
-
-    def empty(self, shape, dtype=float):
-        found = self._cupy.empty(shape, dtype)
-        stream = self._cupy.cuda.get_current_stream()
-        self._cupy.cuda.runtime.memsetAsync(found.data.ptr, 255, found.nbytes, stream.ptr)
-        return found
-
-
-@pytest.fixture(params=["stand-in", pytest.param("cupy", marks=pytest.mark.gpu)])
-def cupy(request, monkeypatch):
-    """CuPy, with poisoned memory for whatever the library returns or works in."""
-    if request.param == "stand-in":
-        return request.getfixturevalue("fake_dnn").cupy
-    return request.getfixturevalue("gpu")
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    found = pytest.importorskip("cupy")
-    pytest.importorskip("cudnn")
-    library = _dnn.library()
-    assert library is not None, dnn.status().lines()
-    monkeypatch.setattr(library, "cupy", Poisoned(found))
-    return found
-
-
-@pytest.fixture
-def served(cupy):
-    """Fail when anything went to CuPy."""
-    before = dnn.status().refused.copy()
-    yield cupy
-    assert dnn.status().refused - before == {}
-
-
 def close(got, want, dtype, allowed=1.0):
     xp = _device.namespace(want)
     got = got.astype("float64")
