@@ -309,3 +309,39 @@ def fp8_stack_case(rng, array, stacks, by_row, dtype, shape=(8, 32, 48), epilogu
         bias=None if bias is None else array(bias),
     )  # fmt: skip
     check_fp8(got, *wide, bias, epilogue, dtype)
+
+
+def fp8_sweep(array, n_cases, seed=0):
+    """Multiply random 8-bit matrices with options drawn at random; yield what was drawn."""
+    rng = np.random.default_rng(seed)
+    for _ in range(n_cases):
+        m, n, k = (int(x) for x in rng.choice([16, 32, 48, 80, 128, 256], 3))
+        if rng.random() < 0.2:
+            n, k = (max(x + int(rng.integers(-1, 2)), 1) for x in (n, k))
+        m = max(m + int(rng.integers(-15, 2)), 1)
+        formats = [("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e4m3")][rng.integers(3)]
+        dtype = np.dtype(getattr(rx, rng.choice(["bfloat16", "float16", "float32"])))
+        by_row, fast = bool(rng.random() < 0.4), bool(rng.random() < 0.3)
+        operands, wide, scales = [], [], []
+        for shape, kind, own in (((m, k), 0, (m, 1)), ((n, k), 1, (1, n))):
+            values = rng.standard_normal(shape).astype(np.float32).astype(FP8[formats[kind]])
+            operands.append(lay_out(array, values.view(np.uint8), rng.choice(WAYS)))
+            scale = rng.uniform(0.5, 2, own if by_row else [(), (1,)][rng.integers(2)])
+            scale = scale.astype(np.float32) if by_row or rng.random() < 0.8 else None
+            scales.append(scale)
+            wide.append(values.astype(np.float64))
+        biased = dtype != np.float32 and rng.random() < 0.5
+        bias = rng.standard_normal(n).astype(dtype) if biased else None
+        options = {"epilogue": [None, "relu", "gelu"][rng.integers(3)], "fast": fast}
+        given = (x if x is None else array(x) for x in (*scales, bias))
+        names = ("scale_a", "scale_b", "bias")
+        got = blas.matmul_fp8(
+            operands[0], operands[1].T, formats=formats, dtype=dtype, **options,
+            **dict(zip(names, given, strict=True)),
+        )  # fmt: skip
+        a64, b64 = (
+            x if scale is None else x * scale
+            for x, scale in zip((wide[0], wide[1].T), scales, strict=True)
+        )
+        check_fp8(got, a64, b64, bias, options["epilogue"], dtype)
+        yield {"n": n, "k": k, "formats": formats, "by_row": by_row, "fast": fast, "dtype": dtype}

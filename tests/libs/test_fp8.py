@@ -8,7 +8,7 @@ import pytest
 
 from rtxarr.libs import blas
 
-from .products import FP8_STACKS, fp8_case, fp8_stack_case
+from .products import FP8_STACKS, fp8_case, fp8_stack_case, fp8_sweep
 
 
 @pytest.mark.parametrize("by_row", [False, True])
@@ -80,6 +80,26 @@ def test_fp8_stacks_without_elements(fake, shape):
             fp8_stack_case(rng, array, stacks, by_row, "bfloat16", (m, n, k))
 
 
+def test_random_fp8(fake):
+    """The library is told of formats, scales and accumulation as they were asked for."""
+    served = 0
+    for asked in fp8_sweep(fake.array, 150):
+        made = [x for x in fake.calls if x[1][-4]]  # not in float32
+        fake.calls.clear()
+        if (asked["n"] % 16, asked["k"] % 16) == (0, 0):
+            served += 1
+            ((desc, *layouts),) = made
+            kinds = [layout[-4] for layout in layouts[:2]]
+            assert kinds == [{"e4m3": 28, "e5m2": 29}[name] for name in asked["formats"][::-1]]
+            assert desc[25] == asked["fast"]
+            assert (desc.get(31), desc.get(32)) == ((3, 3) if asked["by_row"] else (None, None))
+        else:
+            assert not made
+    assert served > 90
+    for _ in fp8_sweep(np.asarray, 40):
+        pass
+
+
 def test_fp8_takes_what_the_library_does_not(fake):
     fp8_case(np.random.default_rng(2), fake.array, (8, 9, 20), ("e4m3",) * 2, True, "float16", True)
     assert [layouts[0][-4] for _, *layouts in fake.calls] == [0]  # in float32
@@ -110,3 +130,15 @@ def test_gpu_fp8(poisoned, formats, by_row):
     if not by_row:  # with a scale a row, other results and epilogues may be refused
         reasons = set(blas.status().refused - before)
         assert reasons <= {"fp8 lengths that are not multiples of 16"}
+
+
+@pytest.mark.gpu
+def test_gpu_random_fp8(poisoned):
+    on_hopper = poisoned.cuda.Device().compute_capability == "90"
+    before = blas.status().refused.copy()
+    for asked in fp8_sweep(poisoned.asarray, 250, seed=1):
+        refused = blas.status().refused - before
+        before = blas.status().refused.copy()
+        whole = (asked["n"] % 16, asked["k"] % 16) == (0, 0)
+        if on_hopper and whole and asked["dtype"] == "bfloat16" and not asked["by_row"]:
+            assert not refused, asked
