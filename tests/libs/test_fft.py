@@ -684,3 +684,28 @@ def test_gpu_captured_transforms_work_in_memory_of_their_own():
             for _ in range(80):  # eager plans come and go
                 step(cupy.ones((2, int(rng.integers(2, 200)), 8, 2), "float32"))
         assert run.n_captures == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_gpu_captured_gradients_of_gradients(name):
+    """Have the bits of eager ones, which are those of NumPy in float64."""
+    cupy = _device.cupy
+    rng = np.random.default_rng(11)
+
+    def loss(x):
+        out = getattr(rx.fft, name)(x, axes=(2, 0), norm="ortho")
+        return rx.sum(rx.abs(out) ** 4)
+
+    def penalty(x):
+        return rx.sum(rx.abs(rx.grad(loss)(x)) ** 2)
+
+    with rx.device("cuda:0"):
+        run = rx.capture(rx.grad(penalty))
+        for _ in range(4):
+            x = array(name, rng, (6, 3, 5))
+            got = run(cupy.asarray(x))
+            assert_close(got, rx.grad(penalty)(cupy.asarray(x)), exact=True)
+            want = rx.grad(penalty)(x)
+            assert_close(got, want, rtol=0, atol=1e-11 * np.abs(want).max())
+        assert run.n_captures == 1
