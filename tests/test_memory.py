@@ -548,3 +548,52 @@ def test_checkpointing_frees_what_is_inside():
     for a, b in zip(grads, same_grads, strict=True):
         assert_close(a, b, exact=True)
     assert "gelu" not in memory.report(device="cpu").by_operation()  # all of it is gone
+
+
+@pytest.mark.gpu
+def test_checkpointing_frees_what_is_inside_on_a_gpu():
+    with rx.device("cuda:0"):
+        rx.random.seed(0)
+        blocks = [nn.TransformerBlock(64, 4, dropout=0.1) for _ in range(8)]
+        x = rx.Tensor(rx.random.Generator(0).normal((32, 64, 64), dtype="float32"))
+        found = []
+        for _ in range(2):  # the first compiles
+            for call in (lambda block, y: block(y), rx.checkpoint):
+                rx.random.seed(1)
+                with memory.peak() as most:
+                    y = x
+                    for block in blocks:
+                        y = call(block, y)
+                    loss = rx.mean(y * y)
+                    del y
+                    saved = sum(memory.report().by_operation().values())
+                    loss.backward()
+                parameters = [p for block in blocks for p in block.parameters()]
+                grads = [rx.Tensor(p.grad).numpy() for p in parameters]
+                found.append((saved, most.bytes - most.before, grads))
+                for p in parameters:
+                    p.grad = None
+    (saved, most, grads), (saved_less, most_less, same) = found[2:]
+    assert saved > 8 * x.data.nbytes * 8
+    assert saved_less < 0.1 * saved
+    assert most_less < 0.35 * most
+    for a, b in zip(grads, same, strict=True):
+        assert_close(a, b, exact=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_cross_entropy_on_a_gpu_makes_nothing_beside_the_gradient(dtype):
+    with rx.device("cuda:0"):
+        rng = rx.random.Generator(0)
+        x = rx.astype(rng.normal((512, 8192), dtype="float32"), dtype)
+        x = rx.Tensor(x, requires_grad=True)
+        labels = rng.integers(0, 8192, (512,))
+        for _ in range(2):  # the first compiles
+            x.grad = None
+            with memory.peak() as forward:
+                loss = rx.cross_entropy(x, labels)
+            with memory.peak() as backward:
+                loss.backward()
+    assert forward.bytes - forward.before < x.data.nbytes / 16
+    assert backward.bytes - backward.before < 1.06 * x.data.nbytes
