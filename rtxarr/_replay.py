@@ -34,6 +34,8 @@ __all__ = [
     "on_replay",
     "once",
     "recorder",
+    "set_apart",
+    "settings",
     "swapped",
     "watching",
 ]
@@ -79,6 +81,20 @@ def swapped() -> None:
 def n_swaps() -> int:
     """Return how often a kernel of a running program was replaced."""
     return _n_swaps
+
+
+_settings: frozenset[str] = frozenset()
+
+
+def set_apart(name: str, *, is_usual: bool) -> None:
+    """Note a setting of all threads that results depend on: graphs are of one each."""
+    global _settings
+    _settings = _settings - {name} if is_usual else _settings | {name}
+
+
+def settings() -> frozenset[str]:
+    """Return the settings that are not as they are by default."""
+    return _settings
 
 
 _n_watching = 0  # who look at the calls of kernels, which replays make without the host

@@ -20,7 +20,7 @@ import numpy as np
 from rtxarr import _device
 from rtxarr._allocation import apart
 from rtxarr._out_of_memory import explain_out_of_memory
-from rtxarr._replay import Recorder, keeping, kept_resources, n_swaps, recorder
+from rtxarr._replay import Recorder, keeping, kept_resources, n_swaps, recorder, settings
 from rtxarr.autograd._autocast import active_dtype
 from rtxarr.autograd._capture_arguments import (
     array_of,
@@ -179,7 +179,7 @@ class Captured:
 
     def _run(self, leaves, structure, device_id):
         kinds = [kind(x) for x in leaves]
-        key = (structure, device_id, is_recording(), active_dtype(), *kinds)
+        key = (structure, device_id, is_recording(), active_dtype(), settings(), *kinds)
         case = self._find(key, leaves)
         if case is None:
             return self._eager(key, leaves, structure)

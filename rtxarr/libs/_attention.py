@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rtxarr._replay import set_apart
 from rtxarr.dtypes import is_half
 from rtxarr.libs import _attention_plans as plans
 from rtxarr.libs import _dnn, _tile_attention
@@ -26,9 +27,11 @@ def deterministic(enabled: bool) -> None:
     """Choose whether gradients of attention have the same bits each time, as they do by default.
 
     If not, those by the queries are added up in any order: up to a tenth faster, and without the
-    table of all scores in half precision that a fixed order takes. Holds for all threads.
+    table of all scores in half precision that a fixed order takes. Holds for all threads. Captured
+    steps have graphs for each choice.
     """
     _deterministic[0] = bool(enabled)
+    set_apart("sums in any order", is_usual=bool(enabled))
 
 
 def try_attention(

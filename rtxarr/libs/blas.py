@@ -19,6 +19,7 @@ import numpy as np
 
 from rtxarr import _device
 from rtxarr._device import is_device_array, namespace
+from rtxarr._replay import set_apart
 from rtxarr.dtypes import DTYPES, is_half, result_type
 from rtxarr.libs import _cublaslt
 from rtxarr.libs._cublaslt import WORKSPACE_BYTES, CublasLt, recipe
@@ -107,9 +108,11 @@ def _refuse(reason: Unsupported) -> None:
 def allow_tf32(enabled: bool) -> None:
     """Let products of float32 arrays round their operands to TF32, with 10 bits of mantissa.
 
-    Off by default. Holds for all threads, and for all products that do not say ``tf32=``.
+    Off by default. Holds for all threads, and for all products that do not say ``tf32=``. Captured
+    steps have graphs for each choice.
     """
     _tf32[0] = bool(enabled)
+    set_apart("TF32", is_usual=not enabled)
 
 
 def autotune(enabled: bool) -> None:

@@ -566,6 +566,22 @@ def test_gpu_shapes_numbers_and_modes_get_their_own_graphs(cupy):
 
 
 @gpu
+def test_gpu_products_are_rounded_as_was_said_last(cupy):
+    x = cupy.asarray(np.random.default_rng(0).standard_normal((128, 128)).astype("float32"))
+    run = rx.capture(lambda x: rx.matmul(x, x))
+    found = []
+    try:
+        for enabled in (False, True, False, True):
+            rx.libs.blas.allow_tf32(enabled)
+            for _ in range(3):
+                found.append(bits(run(x)))
+                assert found[-1] == bits(rx.matmul(x, x))
+    finally:
+        rx.libs.blas.allow_tf32(False)
+    assert len(set(found)) == run.n_captures == 2
+
+
+@gpu
 def test_gpu_streams_follow_each_other(cupy):
     run = rx.capture(lambda x: rx.cumulative_sum(x * 2))
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]

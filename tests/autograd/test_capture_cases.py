@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr import _device, _replay, nn, optim
+from rtxarr import _device, _replay, libs, nn, optim
 from rtxarr.autograd import CaptureError, _capture, _capture_places
 from rtxarr.autograd._mode import state, witnesses
 
@@ -365,6 +365,22 @@ def test_the_case_unused_for_longest_goes(fake):
     assert run.n_graphs == 2
     assert calls(run, 1, a) == 0
     assert calls(run, 2, b) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "usual"), [(libs.blas.allow_tf32, False), (libs.dnn.deterministic, True)]
+)
+def test_what_libraries_were_told_is_part_of_the_case(fake, change, usual):
+    run = rx.capture(lambda x: x)
+    assert calls(run, 3, X) == 1
+    try:
+        change(not usual)
+        assert calls(run, 1, X) == 0  # eager, so that plans are made
+        assert calls(run, 2, X) == 1
+    finally:
+        change(usual)
+    assert calls(run, 2, X) == 0
+    assert run.n_graphs == 2
 
 
 def test_a_callable_object_does_not_shadow_what_captures_it(fake):
