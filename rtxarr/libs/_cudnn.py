@@ -14,6 +14,7 @@ import threading
 from typing import Any, NamedTuple
 
 from rtxarr import _kernel_cache
+from rtxarr._replay import kept_resources
 from rtxarr.libs._layout import Unsupported
 
 __all__ = ["Cudnn", "Graph", "Spec"]
@@ -231,6 +232,8 @@ class Cudnn:
 
     def _is_fleeting(self, key):
         recent = self._recent
+        if kept_resources() is not None:  # a graph will start it again and again
+            return False
         if len(recent) < _N_FLEETING or any(plan.n_starts > 1 for plan in recent):
             return False
         if len(self._n_met) > _MAX_PLANS:

@@ -378,7 +378,7 @@ def test_gpu_reading_the_device_is_refused(cupy, read):
 
     def step(x):
         noise = rng.uniform(4)
-        read(x)  # refused here
+        read(x)
         return x + noise
 
     run = rx.capture(step)
@@ -386,7 +386,8 @@ def test_gpu_reading_the_device_is_refused(cupy, read):
     run(x)
     place = rng.state_dict()
     for _ in range(2):
-        with pytest.raises(CaptureError, match="test_capture.py:") as caught:
+        line = rf"test_capture\.py:{read.__code__.co_firstlineno} `lambda x: "
+        with pytest.raises(CaptureError, match=line) as caught:
             run(x)
         assert "step" in str(caught.value)
         assert rng.state_dict() == place

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rtxarr as rx
-from rtxarr import libs
+from rtxarr import _replay, libs
 from rtxarr.libs import _cudnn, _dnn, blas, dnn
 from rtxarr.ops._windows import make_windows
 
@@ -192,6 +192,8 @@ def test_problems_that_are_met_once_get_no_plans_in_the_long_run(fake_dnn, monke
     served = [attend(fake_dnn.cupy, n_queries=n) is not None for n in range(2, 12)]
     assert served == 4 * [True] + 6 * [False]
     assert dnn.status().refused == {"problems that differ from call to call": 6}
+    with _replay.keeping({}):  # as in the eager call of a captured step
+        assert attend(fake_dnn.cupy, n_queries=40) is not None
     served = [attend(fake_dnn.cupy, n_queries=20) is not None for _ in range(4)]
     assert served == [False, False, True, True]
     assert attend(fake_dnn.cupy, n_queries=30) is not None  # as they have settled
