@@ -25,25 +25,28 @@ HALVES = ["float16", "bfloat16"]
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_one_query_a_sequence(served, dtype):
+def test_one_query_a_sequence(cupy, dtype):
     """As decoding asks for: queries of a group of heads, and keys up to a length."""
-    cupy = served
     rng = np.random.default_rng(0)
     name, dtype = dtype, np.dtype(getattr(rx, dtype))
     for _ in range(n_cases(cupy, 9)):
         b, kv, group = (int(rng.choice(x)) for x in ([1, 3], [1, 2, 4], [1, 4, 8]))
         m, d = (int(rng.choice(x)) for x in ([2, 17, 128, 300], [40, 64, 128, 256]))
-        q, k, v = (
-            random_heads(cupy, rng, s, dtype)
-            for s in ((b, kv * group, 1, d), (b, kv, m, d), (b, kv, m, d))
-        )
-        lengths = rng.integers(0, m + 1, b)
+        q, g = (random_heads(cupy, rng, (b, kv * group, 1, d), dtype) for _ in range(2))
+        k, v = (random_heads(cupy, rng, (b, kv, m, d), dtype) for _ in range(2))
+        lengths = np.where(rng.random(b) < 0.2, 0, rng.integers(2, m + 1, b))
         hidden = np.arange(m) >= lengths[:, None, None, None]
-        wide = [host(x).astype(np.float64) for x in (q, k, v)]
-        want = reference(np, *wide, wide[0], hidden, None, d**-0.5)[0]
-        got = rx.scaled_dot_product_attention(q, k, v, key_lengths=cupy.asarray(lengths))
-        assert got.dtype == dtype
-        close(host(got), want, name)
+        wide = [host(x).astype(np.float64) for x in (q, k, v, g)]
+        want = reference(np, *wide, hidden, None, d**-0.5)
+        tensors = [rx.Tensor(x, requires_grad=True) for x in (q, k, v)]
+        before = dnn.status().refused.copy()
+        out = rx.scaled_dot_product_attention(*tensors, key_lengths=cupy.asarray(lengths))
+        assert dnn.status().refused == before
+        assert out.dtype == dtype
+        close(host(out.data), want[0], name)
+        rx.sum(out * g).backward()  # by whom it may
+        for tensor, expected in zip(tensors, want[2:], strict=False):
+            close(host(tensor.grad), expected, name, 3)
 
 
 @pytest.mark.parametrize("causal", [False, True])
