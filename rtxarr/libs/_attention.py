@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -95,26 +96,73 @@ def _library():
 
 
 def _by_cudnn(q, k, v, mask, lengths, problem):
-    causal, offset, window, scale, _ = problem
-    _check_attention(q, k, v, mask, lengths, problem)
+    known = None
+    if mask is lengths is problem.dropout is None and type(q) is type(k) is type(v):
+        known = _described(
+            q.dtype, q.shape, q.strides, k.dtype, k.shape, k.strides, v.dtype, v.shape, v.strides,
+            problem,
+        )  # fmt: skip
+    else:
+        _check_attention(q, k, v, mask, lengths, problem)
     library = _library()
     _dnn.check(library, q, k, v, mask, lengths)
+    if known is not None and (q.data.ptr | k.data.ptr | v.data.ptr) % 16 == 0:
+        return _run_attention(library, known, q, k, v)
+    causal, offset, window, scale, _ = problem
     band = plans.band(q.shape[2], k.shape[2], causal, offset, window, mask, lengths)
     cupy = library.cupy
     q, k, v = (plans.rows(cupy, x) for x in (q, k, v))
-    out = plans.behind(cupy, (*q.shape[:3], v.shape[3]), q.dtype)
-    sums = cupy.empty(q.shape[:3], _F32)
     added = plans.added(cupy, mask, q, k)
-    fields: list[Any] = [heads(x) for x in (q, k, v, out)]
-    fields += [_like_spec(added), lengths is not None, band, scale]
-    pointers = [x.data.ptr for x in (q, k, v)]
+    fields: list[Any] = [heads(x) for x in (q, k, v)]
+    fields += [_result(q, v), _like_spec(added), lengths is not None, band, scale]
     counts = plans.counts(cupy, lengths, q, k)
-    pointers += [x.data.ptr for x in (added, *counts) if x is not None]
-    library.run(Attention(*fields), (*pointers, out.data.ptr, sums.data.ptr))
+    more = [x for x in (added, *counts) if x is not None]
+    out, sums = _run_attention(library, Attention(*fields), q, k, v, *more)
     blind = plans.blind(cupy, mask, lengths, q, k, causal, offset, window)
     if blind is not None:
         cupy.copyto(out, 0, where=blind[..., None])
         cupy.copyto(sums, -np.inf, where=blind)
+    return out, sums
+
+
+class _Like(NamedTuple):
+    """What is asked of an array beside its memory."""
+
+    dtype: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _described(*metadata):
+    """Describe attention to all keys, or to a band; None where arrays would be copied."""
+    *parts, problem = metadata
+    q, k, v = (_Like(*parts[i : i + 3]) for i in (0, 3, 6))
+    _check_attention(q, k, v, None, None, problem)
+    causal, offset, window, scale, _ = problem
+    band = plans.band(q.shape[2], k.shape[2], causal, offset, window, None, None)
+    specs = [plans.heads_of(x.shape, x.strides, x.dtype) for x in (q, k, v)]
+    if None in specs:
+        return None
+    return Attention(*specs, _result(q, v), None, False, band, scale)
+
+
+def _result(q, v):
+    """Describe what attention gives: heads lie behind the queries in memory."""
+    n_batch, n_heads, n_queries, _ = q.shape
+    dim = v.shape[3]
+    strides = (n_queries * n_heads * dim, dim, n_heads * dim, 1)
+    size = q.dtype.itemsize
+    shape = n_batch, n_heads, n_queries, dim
+    return plans.heads_of(shape, tuple(n * size for n in strides), q.dtype)
+
+
+def _run_attention(library, attention, q, k, v, *more):
+    cupy = library.cupy
+    out = plans.behind(cupy, (*q.shape[:3], v.shape[3]), q.dtype)
+    sums = cupy.empty(q.shape[:3], _F32)
+    pointers = (x.data.ptr for x in (q, k, v, *more, out, sums))
+    library.run(attention, tuple(pointers))
     return out, sums
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "cut",
     "dense",
     "heads",
+    "heads_of",
     "like",
     "logs",
     "parts",
@@ -160,11 +161,12 @@ def heads(x: Any) -> Spec | None:
 
     Rows must be contiguous and start at multiples of 16 bytes.
     """
-    return _heads(x.shape, x.strides, x.dtype) if x.data.ptr % _ALIGNMENT == 0 else None
+    return heads_of(x.shape, x.strides, x.dtype) if x.data.ptr % _ALIGNMENT == 0 else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _heads(shape, strides, dtype):
+def heads_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Spec | None:
+    """Describe an array as :func:`heads` does, which begins at a multiple of 16 bytes."""
     *steps, element = (stride // dtype.itemsize for stride in strides)
     whole = math.prod(shape[1:])
     steps = [whole if n == 1 else step for n, step in zip(shape[:3], steps, strict=True)]

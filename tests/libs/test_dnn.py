@@ -181,6 +181,25 @@ def test_attention(served, dtype, option, seed):
         assert bits(parts) == bits(x for x in again if x is not None)
 
 
+def test_attention_to_arrays_that_begin_anywhere(served):
+    """What is known of arrays that lie alike does not tell where they begin."""
+    cupy = served
+    rng = np.random.default_rng(6)
+    shape = (2, 4, 33, 16)
+    options = {"causal": True, "offset": 0, "window": None, "scale": 0.25}
+    values = [rng.standard_normal(shape).astype(np.float16) for _ in "qkv"]
+    found = []
+    for start in (0, 1, 0):
+        arrays = []
+        for x in values:
+            room = cupy.zeros(x.size + 8, np.float16)
+            first = start + (0 if hasattr(cupy, "RawKernel") else -room.data.ptr % 16 // 2)
+            arrays.append(room[first : first + x.size].reshape(shape))
+            arrays[-1][...] = cupy.asarray(x)
+        found.append(bits(dnn.try_attention(*arrays, None, None, **options)))
+    assert found[0] == found[1] == found[2]
+
+
 @pytest.mark.parametrize("share", [300_000, 70_000])
 def test_attention_gradients_in_parts(served, monkeypatch, share):
     """Samples, then heads, whose scores do not fit into memory together."""
