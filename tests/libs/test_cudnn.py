@@ -274,6 +274,19 @@ def test_candidates_are_timed_and_the_fastest_is_kept(fake_dnn, monkeypatch, tmp
     assert fake_dnn.planned == 2
 
 
+def test_candidates_that_are_close_are_timed_in_turn(fake_dnn, monkeypatch, tmp_path):
+    monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
+    fake_dnn.engines = [(1, set()), (2, set()), (3, set()), (4, set())]
+    # At first the third seems the fastest; the second is too slow to be looked at again.
+    turns = [1.0, 1.0, 0.9] * 4 + [1.0, 1.0, 5.0]
+    fake_dnn.cupy.times = iter([1.0, 1.3, 0.9, 1.0, *turns])
+    convolve(fake_dnn.cupy)
+    assert next(fake_dnn.cupy.times, None) is None
+    fake_dnn.started.clear()
+    convolve(fake_dnn.cupy)
+    assert [engine for engine, _ in fake_dnn.started] == [4]
+
+
 def test_nothing_is_timed_while_capturing(fake_dnn, monkeypatch, tmp_path):
     monkeypatch.setenv("RTXARR_CACHE_DIR", str(tmp_path))
     fake_dnn.engines = [(1, set()), (2, set())]
