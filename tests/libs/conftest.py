@@ -735,6 +735,8 @@ def gpu(monkeypatch):
     library = _dnn.library()
     assert library is not None, dnn.status().lines()
     monkeypatch.setattr(library, "cupy", Poisoned(found))
+    # Of problems that each are met once there are many.
+    monkeypatch.setattr(library, "_is_fleeting", lambda key: False)
     return found
 
 

@@ -32,7 +32,7 @@ def test_what_is_added_to_convolutions_of_any_form(cupy, dtype, n_axes):
     rng = np.random.default_rng(20 + n_axes)
     name, dtype = dtype, np.dtype(getattr(rx, dtype))
     before = dnn.status().refused.copy()
-    left = n_cases(cupy, 9)
+    left = n_cases(cupy, 6)
     while left:
         n, c, k, groups, spatial, kernel, windows = convolution_case(rng, n_axes)
         counts = windows.counts(spatial)
@@ -73,7 +73,7 @@ def test_layers_of_any_form(served, dtype, n_axes, transposed):
     cupy = served
     rng = np.random.default_rng(40 + n_axes)
     name, dtype = dtype, np.dtype(getattr(rx, dtype))
-    for _ in range(n_cases(cupy, 6)):
+    for _ in range(n_cases(cupy, 4)):
         groups, stride, dilation = (int(rng.choice(x)) for x in ([1, 2, 4], [1, 2, 3], [1, 2]))
         n_in, n_out = (groups * int(x) for x in rng.choice([1, 2, 8], 2))
         kernel = tuple(int(x) for x in rng.integers(1, 4, n_axes))

@@ -74,11 +74,11 @@ def test_attention_in_8_bits_of_any_form(cupy, causal):
         refused = dnn.status().refused - before
         assert d != e or d not in (64, 128) or not refused, refused
         got, most = decoded(out, out_scale), 448 * float(out_scale[0])
-        want = np.clip(want, -most, most)
         assert got.shape == want.shape
-        # The weights are rounded to three bits, too.
-        assert np.abs(got - want).max() < 0.08 * abs(want).max()
-        assert np.abs(got - want).mean() < 0.04 * abs(want).mean()
+        error = np.abs(got - np.clip(want, -most, most))
+        # The weights are rounded to three bits, too: before anything is cut off.
+        assert error.max() < 0.08 * abs(want).max()
+        assert error.mean() < 0.04 * abs(want).mean()
 
 
 @pytest.mark.gpu
