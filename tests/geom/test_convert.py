@@ -62,7 +62,7 @@ def test_bad_matrices():
     with pytest.raises(TypeError, match="matrix must be a sparse matrix, got ndarray"):
         geom.from_scipy(np.ones((2, 2)))
     graph = geom.from_scipy(sparse.csr_array(np.ones((2, 2))))
-    with pytest.raises(ValueError, match=r"weight must have shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"weight must be an array of shape \(4,\)"):
         geom.to_scipy(graph, np.ones(3))
 
 
