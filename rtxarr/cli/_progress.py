@@ -11,8 +11,9 @@ from rtxarr.recipes import Watch
 # Lines of a whole run, when it is fast; at least one in so many seconds when it is slow.
 _LINES = 10
 _SECONDS = 15.0
-# Columns that the bar with all its words takes; it is shorter where there are fewer.
-_WIDE = 120
+# Columns that the bar with all its words takes, with short ones, and with its figures of training
+# alone; where there are fewer, there is no bar either.
+_WIDE, _SHORT, _SCARCE = 120, 76, 52
 
 
 def make_watch(title: str, device: Device, metric: str) -> Any:
@@ -64,14 +65,19 @@ class _Bar(Watch, AbstractContextManager):
         self.title, self.device, self.metric = title, device, metric
         console = Console()
         self.narrow = console.width < _WIDE
-        self.bar = Progress(
+        self.short = console.width < _SHORT
+        columns = [
             TextColumn(("" if self.narrow else "epoch ") + "{task.fields[epoch]}/{task.total}"),
             BarColumn(bar_width=6 if self.narrow else 24),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[memory]}"),
-            console=console,
-        )
+        ]
+        if self.short:
+            del columns[4]
+        if console.width < _SCARCE:
+            del columns[1]
+        self.bar = Progress(*columns, console=console)
 
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
@@ -93,12 +99,14 @@ class _Bar(Watch, AbstractContextManager):
             self.task,
             completed=self.n_done,
             epoch=self.n_done,
-            figures=_figures(entry, self.metric),
+            figures=_figures(entry, self.metric, short=self.short),
             memory=_memory(self.device, short=self.narrow),
         )
 
 
-def _figures(entry: dict[str, Any], metric: str) -> str:
+def _figures(entry: dict[str, Any], metric: str, *, short: bool = False) -> str:
+    if short:
+        return f"loss {entry['train_loss']:.3f} {metric} {entry[f'train_{metric}']:.3f}"
     return (
         f"loss {entry['train_loss']:.3f} val {entry['val_loss']:.3f}  "
         f"{metric} {entry[f'train_{metric}']:.3f} val {entry[f'val_{metric}']:.3f}"

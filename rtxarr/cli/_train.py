@@ -113,7 +113,8 @@ def train(
         return 128 + (error.args[0] if error.args else signal.SIGINT)
     n_done = len(result.history)
     if result.signal is not None:
-        word = signal.Signals(result.signal).name
+        number = signal.Signals(result.signal)
+        word = "interrupted" if number == signal.SIGINT else number.name
         print(
             f"{word}: saved after epoch {n_done} of {plan.config.epochs}. Go on with\n  {command}"
         )

@@ -58,6 +58,8 @@ def draw_curves(
         axes.set_title(what, loc="left", color=_INK, fontsize=11)
         axes.margins(x=0.02)
         axes.xaxis.get_major_locator().set_params(integer=True)
+        if len(epochs) == 1:
+            axes.set_xticks(epochs)
     left.legend(facecolor="white", edgecolor="none", framealpha=0.8, labelcolor=_INK)
     result = f"test {metric} {100 * test_metric:.1f} %"
     _write(figure, path, f"{title}: {result} with the parameters of epoch {best['epoch']}")

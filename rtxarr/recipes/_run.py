@@ -207,7 +207,10 @@ def _open_folder(
         return
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} must be a folder, it is a file")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} must be a folder that can be made: {error.strerror}") from None
     with _locked(folder):
         if any(folder.iterdir()):
             raise RunError(f"{folder} is not empty: resume the run in it or choose another folder")

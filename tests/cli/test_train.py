@@ -102,7 +102,7 @@ def test_interrupted_run_is_resumed_by_the_command_it_prints(tmp_path):
     *_, said, command = output.splitlines()
     n_done = len(read_metrics(tmp_path / "my parts"))
     assert 20 <= n_done < 300
-    assert said == f"SIGINT: saved after epoch {n_done} of 300. Go on with"
+    assert said == f"interrupted: saved after epoch {n_done} of 300. Go on with"
     assert command.strip() == "rtx train --resume --out 'my parts'"
     result = invoke(*shlex.split(command)[2:])
     assert result.exit_code == 0, result.output
@@ -235,6 +235,13 @@ def test_a_file_in_the_place_of_a_folder_is_reported(tmp_path, args):
     (tmp_path / "runs").write_text("")
     result = invoke(*SMALL, *args)
     assert (result.exit_code, "Not a directory: 'runs/" in result.stderr) == (1, True)
+
+
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
+    (tmp_path / "notes").write_text("")
+    result = invoke(*SMALL, "--out", "notes/run")
+    assert result.exit_code == 2
+    assert result.stderr == "rtx: notes/run must be a folder that can be made: Not a directory\n"
 
 
 def test_runs_started_at_once_get_folders_of_their_own(tmp_path):
@@ -423,3 +430,12 @@ def test_the_progress_bar_fits_into_80_columns():
     last = next(line for line in reversed(re.split("[\r\n]+", text)) if line.startswith("2/2"))
     assert re.search(r"━ loss.* val 0\.\d+ \d+:\d+ +[\d,]+ MiB$", last.rstrip())
     assert "…" not in last
+
+
+@pytest.mark.parametrize("columns", ["40", "60"])
+def test_the_progress_bar_keeps_the_count_and_the_time_in_few_columns(columns):
+    shown = shown_on_a_terminal(*QUICK, COLUMNS=columns, LINES="24")
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
+    last = next(line for line in reversed(re.split("[\r\n]+", text)) if line.startswith("2/2"))
+    assert re.search(r"^2/2 [━ ]*loss \d\.\d+ accuracy \d\.\d+ +\d+:\d+$", last.rstrip())
+    assert ("━" in last) == (columns == "60")
