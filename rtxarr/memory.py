@@ -326,7 +326,8 @@ class peak:  # noqa: N801  (used like no_grad)
     ----------
     bytes : int
         On a GPU, of live arrays, among what this thread takes from CuPy's memory pools; on the
-        CPU, of the process's resident memory. Up to now while the block runs.
+        CPU, of the process's resident memory, with what is free and kept for reuse. Up to now while
+        the block runs.
     before : int
         The same when the block began: ``bytes - before`` is what it needed on top.
 

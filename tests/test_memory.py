@@ -1,6 +1,9 @@
 """Who holds memory, the peak of a block, and what an out-of-memory error says."""
 
 import gc
+import subprocess
+import sys
+import textwrap
 import tracemalloc
 
 import numpy as np
@@ -171,36 +174,53 @@ def test_a_captured_step_and_its_replays_are_seen():
 # ----------------------------------------------------------------------------------- peak
 
 
+ALONE = """
+import numpy as np
+from rtxarr import memory
+
+MIB = 2**20
+
+
 def touched(n_bytes):
     return np.ones(n_bytes, np.uint8)
 
+"""
+
+
+def alone(code):
+    """Run code in a process of its own: what others left free in one's memory takes no more."""
+    subprocess.run([sys.executable, "-c", ALONE + textwrap.dedent(code)], check=True)
+
 
 def test_the_peak_of_the_cpu_is_that_of_the_block():
-    gc.collect()  # what earlier tests left must not go in the block
-    with memory.peak("cpu") as first:
-        touched(150 * MIB)
-    with memory.peak("cpu") as second:
-        touched(40 * MIB)
-        assert second.bytes - second.before > 30 * MIB  # while it runs
-    assert 140 * MIB < first.bytes - first.before < 200 * MIB
-    assert 30 * MIB < second.bytes - second.before < 80 * MIB
-    more, before = (f"{n / MIB:,.1f} MiB" for n in (second.bytes - second.before, second.before))
-    assert str(second) == f"{more} more than the {before} before, on cpu"
-    known = second.bytes
-    touched(60 * MIB)
-    assert second.bytes == known  # not what comes after
+    alone("""
+        with memory.peak("cpu") as first:
+            touched(150 * MIB)
+        with memory.peak("cpu") as second:
+            touched(40 * MIB)
+            assert second.bytes - second.before > 30 * MIB  # while it runs
+        assert 140 * MIB < first.bytes - first.before < 200 * MIB
+        assert 30 * MIB < second.bytes - second.before < 80 * MIB
+        more, before = (second.bytes - second.before) / MIB, second.before / MIB
+        said = f"{more:,.1f} MiB more than the {before:,.1f} MiB before, on cpu"
+        assert str(second) == said
+        known = second.bytes
+        touched(60 * MIB)
+        assert second.bytes == known  # not what comes after
+    """)
 
 
 def test_peaks_nest():
-    gc.collect()  # what earlier tests left must not go in the block
-    with memory.peak("cpu") as outer:
-        touched(150 * MIB)
-        with memory.peak("cpu") as inner:
+    alone("""
+        with memory.peak("cpu") as outer:
+            touched(150 * MIB)
+            with memory.peak("cpu") as inner:
+                touched(40 * MIB)
             touched(40 * MIB)
-        touched(40 * MIB)
-    assert outer.bytes - outer.before > 140 * MIB
-    assert inner.bytes - inner.before < 80 * MIB
-    assert memory._HostPeak.running == []
+        assert outer.bytes - outer.before > 140 * MIB
+        assert 30 * MIB < inner.bytes - inner.before < 80 * MIB
+        assert memory._HostPeak.running == []
+    """)
 
 
 def test_a_system_without_the_mark_is_named(monkeypatch):
