@@ -1,6 +1,6 @@
 """Gradients of random fused functions are the tape's, but for the order of sums; kernels' the same.
 
-``RTXARR_FUZZ=n`` tries that many, ``RTXARR_FUZZ_FROM=n`` begins at another seed; ``ci/nightly`` does so.
+``RTXARR_FUZZ=n`` tries that many, ``RTXARR_FUZZ_FROM=n`` begins at another seed (``ci/nightly``).
 """
 
 import os
